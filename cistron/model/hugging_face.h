@@ -1,0 +1,46 @@
+// Mixtral models in Hugging Face's format: in and out.
+//
+// Reads config.json and model.safetensors, or the shards that model.safetensors.index.json names; experts as
+// published (block_sparse_moe.experts.N.w1/w2/w3, block_sparse_moe.gate) or stacked
+// (mlp.experts.gate_up_proj, mlp.experts.down_proj, mlp.gate). Every tensor is accounted for: a missing, an
+// unexpected or a misshapen one is an error that names it. Writes what save_pretrained writes.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cistron/io/safetensors.h"
+#include "cistron/model/mixtral_config.h"
+#include "cistron/tensor/tensor.h"
+
+namespace cistron::model {
+
+// Names and global shapes of all parameters, in canonical order.
+struct ParameterInfo {
+  std::string name;
+  Shape shape;
+};
+std::vector<ParameterInfo> MixtralParameters(const MixtralConfig& config);
+
+struct HuggingFaceModel {
+  MixtralConfig config;
+  std::string dtype;                     // as in config.json
+  std::vector<io::NamedTensor> tensors;  // canonical names and order, as stored (dtype of the file)
+};
+HuggingFaceModel LoadHuggingFace(const std::filesystem::path& directory);
+
+enum class ExpertLayout { kPublished, kStacked };
+struct ExportOptions {
+  ExpertLayout layout = ExpertLayout::kPublished;
+  DType dtype = DType::kF32;
+  std::int64_t max_shard_bytes = std::int64_t{5} << 30;
+  bool write_tokenizer = true;
+};
+// Writes config.json, generation_config.json, the weights (sharded with an index above max_shard_bytes) and
+// tokenizer files, into a new directory that appears atomically. `tensors` are canonical and complete.
+void SaveHuggingFace(const std::filesystem::path& directory, const MixtralConfig& config,
+                     std::span<const io::NamedTensor> tensors, const ExportOptions& options);
+
+}  // namespace cistron::model

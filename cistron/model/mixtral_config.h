@@ -1,0 +1,62 @@
+// Configuration of a Mixtral model, by Hugging Face's names.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace cistron::model {
+
+enum class AuxScope { kBatch, kSequence };
+
+struct MixtralConfig {
+  std::int64_t vocab_size = 256;
+  std::int64_t hidden_size = 128;
+  std::int64_t intermediate_size = 256;
+  std::int64_t num_hidden_layers = 4;
+  std::int64_t num_attention_heads = 4;
+  std::int64_t num_key_value_heads = 2;
+  std::optional<std::int64_t> head_dim;  // null: hidden_size / num_attention_heads
+  std::int64_t num_local_experts = 8;
+  std::int64_t num_experts_per_tok = 2;
+  std::int64_t max_position_embeddings = 4096;
+  std::optional<std::int64_t> sliding_window;
+  double rope_theta = 1e6;
+  double rms_norm_eps = 1e-5;
+  double initializer_range = 0.02;
+  double router_aux_loss_coef = 0.001;
+  bool output_router_logits = false;  // true: the auxiliary loss is part of the training loss
+  bool tie_word_embeddings = false;
+  std::optional<std::int64_t> bos_token_id, eos_token_id, pad_token_id;
+  // Fields of a config.json that we read past and write back unchanged, as a JSON object.
+  std::string extra_json = "{}";
+
+  // Cistron's own: over what the auxiliary loss takes its statistics.
+  AuxScope aux_scope = AuxScope::kBatch;
+
+  std::int64_t HeadDim() const {
+    return head_dim.value_or(hidden_size / num_attention_heads);
+  }
+};
+
+// Throws kInvalidArgument naming the field, its value and what is allowed.
+void Validate(const MixtralConfig& config);
+
+// Reads the text of a config.json (DESIGN: rope_theta or rope_parameters, torch_dtype or dtype, null or
+// missing head_dim and sliding_window). Refuses by name what is not done: other model types, rope types,
+// activations, attention dropout. `origin` names the file in errors. `dtype`, optional, receives the stored
+// dtype's name ("float32").
+MixtralConfig ParseMixtralConfig(const std::string& json, const std::string& origin,
+                                 std::string* dtype = nullptr);
+
+// A config.json as save_pretrained would write it, extra fields kept. `dtype`: "float32" or "bfloat16".
+std::string ToJson(const MixtralConfig& config, const std::string& dtype);
+
+// Parameters in all, and those that one token uses.
+std::int64_t ParameterCount(const MixtralConfig& config);
+std::int64_t ActiveParameterCount(const MixtralConfig& config);
+// Floating-point operations of forward and backward for one token of a sequence of `length`: 6 per active
+// matrix weight, and the attention scores (causal, sliding window respected).
+double TrainingFlopsPerToken(const MixtralConfig& config, std::int64_t length);
+
+}  // namespace cistron::model

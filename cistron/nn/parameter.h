@@ -1,0 +1,87 @@
+// Parameters and who holds them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cistron/ops/context.h"
+#include "cistron/tensor/tensor.h"
+
+namespace cistron::nn {
+
+// What a module asks of a parameter when it is built. Names are canonical: those of transformers 5 in
+// memory, e.g. "model.layers.0.mlp.experts.gate_up_proj".
+struct ParameterSpec {
+  std::string name;
+  Shape shape;            // global shape
+  enum class Init { kNormal, kOnes, kZeros } init = Init::kNormal;
+  bool is_expert = false; // first dimension counts experts, which expert parallelism divides
+  bool decays = true;     // weight decay by default: matrices yes, norms and biases no
+};
+
+// Handle of a parameter in its store.
+using ParameterId = int;
+
+// Holds weights and gradients for the modules. A module acquires what it needs around its forward and
+// backward pass and hands in gradients; whether the store keeps whole tensors here or gathers them from other
+// ranks is its own business (parallel/ implements the latter).
+class ParameterStore {
+ public:
+  virtual ~ParameterStore() = default;
+
+  virtual ParameterId Register(const ParameterSpec& spec) = 0;
+
+  // The weight in the model's dtype, valid until Release.
+  virtual Tensor Acquire(ParameterId id) = 0;
+  virtual void Release(ParameterId id) = 0;
+
+  // Where a gradient goes: Write for the first of a step, Accumulate afterwards. The dtype is the compute
+  // type. The gradient counts as contributed when the call that uses it returns.
+  virtual ops::Output GradientOutput(ParameterId id) = 0;
+};
+
+// All parameters whole on this device.
+class LocalParameterStore final : public ParameterStore {
+ public:
+  struct Parameter {
+    ParameterSpec spec;
+    Tensor value;      // model dtype
+    Tensor grad;       // compute type, allocated at the first gradient
+    bool has_grad = false;
+  };
+
+  // `dtype` is the model's: f64, f32 or bf16.
+  LocalParameterStore(const ops::Context& ctx, DType dtype);
+
+  ParameterId Register(const ParameterSpec& spec) override;
+  Tensor Acquire(ParameterId id) override;
+  void Release(ParameterId) override {}
+  ops::Output GradientOutput(ParameterId id) override;
+
+  // Draws every parameter: normal(0, std) from the stream (seed, name) at the flat global index; ones; zeros.
+  void Initialize(std::uint64_t seed, double std);
+
+  // Forgets the gradients: the next GradientOutput is a Write.
+  void ZeroGradients();
+
+  DType dtype() const { return dtype_; }
+  std::vector<Parameter>& parameters() { return parameters_; }
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  const Parameter* Find(std::string_view name) const;
+  Parameter* Find(std::string_view name);
+
+ private:
+  ops::Context ctx_;
+  DType dtype_;
+  std::vector<Parameter> parameters_;
+};
+
+// Values of a parameter as Initialize draws them, elements [begin, begin + out.size()) of the flat global
+// tensor: a shard draws its own part.
+void DrawNormal(std::uint64_t seed, std::string_view name, double std, std::int64_t begin,
+                const Tensor& out);
+
+}  // namespace cistron::nn

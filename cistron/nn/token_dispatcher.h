@@ -1,0 +1,54 @@
+// Token rows to the experts and back. One rank: a permutation. Many ranks: parallel/ adds the exchange.
+#pragma once
+
+#include <memory>
+
+#include "cistron/ops/context.h"
+#include "cistron/ops/permute/permute.h"
+#include "cistron/tensor/grouped_tensor.h"
+
+namespace cistron::nn {
+
+class TokenDispatcher {
+ public:
+  // State of one dispatch, kept for combine and backward.
+  struct State {
+    virtual ~State() = default;
+  };
+  struct Dispatched {
+    GroupedTensor rows;  // this rank's experts, [rows, H]
+    Tensor probs;        // [rows], the router probability of each row, compute type
+    std::shared_ptr<const State> state;
+  };
+  virtual ~TokenDispatcher() = default;
+
+  // x [T, H], experts i32 [T, K], probs [T, K].
+  virtual Dispatched Dispatch(const ops::Context& ctx, const Tensor& x, const Tensor& experts,
+                              const Tensor& probs) = 0;
+  // y[t] = sum of the token's rows in slot order (they carry their probability already).
+  virtual Tensor Combine(const ops::Context& ctx, const State& state, const Tensor& rows) = 0;
+  // Gradient of Combine: each row receives its token's dy.
+  virtual Tensor CombineBackward(const ops::Context& ctx, const State& state,
+                                 const Tensor& dy) = 0;
+  // Gradient of Dispatch: dx [T, H] and dprobs [T, K].
+  virtual void DispatchBackward(const ops::Context& ctx, const State& state, const Tensor& drows,
+                                const Tensor& drow_probs, const ops::Output& dx,
+                                const ops::Output& dprobs) = 0;
+};
+
+class LocalTokenDispatcher final : public TokenDispatcher {
+ public:
+  explicit LocalTokenDispatcher(std::int64_t num_experts) : num_experts_(num_experts) {}
+  Dispatched Dispatch(const ops::Context& ctx, const Tensor& x, const Tensor& experts,
+                      const Tensor& probs) override;
+  Tensor Combine(const ops::Context& ctx, const State& state, const Tensor& rows) override;
+  Tensor CombineBackward(const ops::Context& ctx, const State& state, const Tensor& dy) override;
+  void DispatchBackward(const ops::Context& ctx, const State& state, const Tensor& drows,
+                        const Tensor& drow_probs, const ops::Output& dx,
+                        const ops::Output& dprobs) override;
+
+ private:
+  std::int64_t num_experts_;
+};
+
+}  // namespace cistron::nn

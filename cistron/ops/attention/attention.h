@@ -1,0 +1,53 @@
+// attention: causal softmax attention of packed sequences, grouped-query, optional sliding window.
+//
+//   o_i = Σ_j softmax_j(q_i·k_j / √D) v_j  over j in the same sequence, j ≤ i, and j > i − window
+// (window as Hugging Face means it: a query sees the last `window` keys, itself included; 0: no limit).
+// Query head h reads key/value head h // (Hq / Hkv). Blockwise: no S×S matrix is ever in memory.
+//
+// Shapes: q, o, do, dq [T, Hq·D]; k, v, dk, dv [T, Hkv·D]; rows may be strided (views of one projection).
+//         lse [Hq, T] in the compute type: log-sum-exp of the scaled scores, kept for backward.
+// Dtypes: f64, f32, bf16; scores, softmax and sums in f32 (f64 for f64).
+// Padding: rows of o, dq, dk, dv beyond the last sequence are written as zeros; q, k, v there are not read.
+// Source: Dao, "FlashAttention-2", 2023 (recomputation from lse, row sums of do·o).
+#pragma once
+
+#include "cistron/ops/context.h"
+#include "cistron/ops/implementation.h"
+#include "cistron/ops/packed_sequences.h"
+
+namespace cistron::ops {
+
+struct AttentionConfig {
+  std::int64_t num_heads = 1;     // Hq
+  std::int64_t num_kv_heads = 1;  // Hkv, divides Hq
+  std::int64_t head_dim = 1;      // D
+  std::int64_t window = 0;        // 0: none
+};
+
+// `lse` may be undefined when no backward follows.
+void AttentionForward(const Context& ctx, const AttentionConfig& config,
+                      const PackedSequences& sequences, const Tensor& q, const Tensor& k,
+                      const Tensor& v, const Tensor& lse, const Output& o);
+
+void AttentionBackward(const Context& ctx, const AttentionConfig& config,
+                       const PackedSequences& sequences, const Tensor& d_o, const Tensor& q,
+                       const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+                       const Output& dq, const Output& dk, const Output& dv);
+
+struct AttentionProblem {
+  DType dtype;
+  AttentionConfig config;
+  std::int64_t tokens;
+};
+struct AttentionRun {
+  void (*forward)(const Context&, const AttentionConfig&, const PackedSequences&, const Tensor& q,
+                  const Tensor& k, const Tensor& v, const Tensor& lse, const Output& o);
+  void (*backward)(const Context&, const AttentionConfig&, const PackedSequences&,
+                   const Tensor& d_o, const Tensor& q, const Tensor& k, const Tensor& v,
+                   const Tensor& o, const Tensor& lse, const Output& dq, const Output& dk,
+                   const Output& dv);
+};
+using AttentionImpl = Implementation<AttentionProblem, AttentionRun>;
+std::span<const AttentionImpl> AttentionImpls();
+
+}  // namespace cistron::ops

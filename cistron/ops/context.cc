@@ -1,0 +1,36 @@
+#include "cistron/ops/context.h"
+
+#include "cistron/base/env.h"
+
+namespace cistron::ops {
+
+Context::Context()
+    : allocator_(&CpuAllocator()),
+      impl_choice_(std::make_shared<const std::string>(GetEnv("CISTRON_IMPL").value_or(""))) {}
+
+// The choice is a comma-separated list of `op=impl`; an entry without `=` names the implementation of
+// every op that has no entry of its own.
+std::string Context::PreferredImpl(std::string_view op) const {
+  std::string_view rest = *impl_choice_;
+  std::string_view general;
+  while (!rest.empty()) {
+    const std::size_t comma = rest.find(',');
+    const std::string_view entry = rest.substr(0, comma);
+    rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
+    const std::size_t equals = entry.find('=');
+    if (equals == std::string_view::npos) {
+      general = entry;
+    } else if (entry.substr(0, equals) == op) {
+      return std::string(entry.substr(equals + 1));
+    }
+  }
+  return std::string(general);
+}
+
+Context Context::WithImpl(std::string_view choice) const {
+  Context copy = *this;
+  copy.impl_choice_ = std::make_shared<const std::string>(choice);
+  return copy;
+}
+
+}  // namespace cistron::ops

@@ -1,0 +1,35 @@
+// reduce: sums over a whole tensor, in fp64 and in a fixed order.
+//
+//   SumOfSquares   out (= or +=) Σ x²   each square in the compute type, the sum in fp64
+//   WeightedSum    out (= or +=) Σ x·w  products and sum in fp64; w undefined: Σ x
+//   AddTo          y += x (same shape and dtype; used to join gradients)
+// Elements are summed in blocks of fixed size, the blocks in order: the bits do not depend on the number of
+// threads. `out` is an f64 scalar on the device.
+#pragma once
+
+#include "cistron/ops/context.h"
+#include "cistron/ops/implementation.h"
+
+namespace cistron::ops {
+
+void SumOfSquares(const Context& ctx, const Tensor& x, const Output& out);
+void WeightedSum(const Context& ctx, const Tensor& x, const Tensor& weights, const Output& out);
+void AddTo(const Context& ctx, const Tensor& x, const Tensor& y);
+
+// clip = min(1, max_norm / (√sum_of_squares + 1e-6)); norm = √sum_of_squares. Device scalars (f64).
+void ClipFactor(const Context& ctx, const Tensor& sum_of_squares, double max_norm,
+                const Tensor& norm, const Tensor& clip);
+
+struct ReduceProblem {
+  DType dtype;
+  std::int64_t numel;
+};
+struct ReduceRun {
+  void (*sum_of_squares)(const Context&, const Tensor& x, const Output& out);
+  void (*weighted_sum)(const Context&, const Tensor& x, const Tensor& weights, const Output& out);
+  void (*add_to)(const Context&, const Tensor& x, const Tensor& y);
+};
+using ReduceImpl = Implementation<ReduceProblem, ReduceRun>;
+std::span<const ReduceImpl> ReduceImpls();
+
+}  // namespace cistron::ops

@@ -1,0 +1,120 @@
+#include "cistron/tensor/allocator.h"
+
+#include <sys/mman.h>
+
+#include <bit>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "cistron/base/error.h"
+
+namespace cistron {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+// Size classes: eight steps a power of two, so at most 1/8 of a block is lost.
+std::size_t SizeClass(std::size_t bytes) {
+  if (bytes <= 512) return 512;
+  const std::size_t step = std::bit_floor(bytes - 1) / 8;
+  return (bytes + step - 1) / step * step;
+}
+
+class CachingCpuAllocator final : public Allocator {
+ public:
+  ~CachingCpuAllocator() override {
+    for (auto& [size, blocks] : free_) {
+      for (void* block : blocks) std::free(block);
+    }
+  }
+
+  void* Allocate(std::size_t bytes) override {
+    const std::size_t size = SizeClass(bytes);
+    std::lock_guard lock(mutex_);
+    void* block = nullptr;
+    auto found = free_.find(size);
+    if (found != free_.end() && !found->second.empty()) {
+      block = found->second.back();
+      found->second.pop_back();
+      stats_.cached_bytes -= static_cast<std::int64_t>(size);
+    } else {
+      block = NewBlock(size);
+    }
+    stats_.live_bytes += static_cast<std::int64_t>(size);
+    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+    return block;
+  }
+
+  void Deallocate(void* pointer, std::size_t bytes) noexcept override {
+    if (pointer == nullptr) return;
+    const std::size_t size = SizeClass(bytes);
+    std::lock_guard lock(mutex_);
+    stats_.live_bytes -= static_cast<std::int64_t>(size);
+    try {
+      free_[size].push_back(pointer);
+      stats_.cached_bytes += static_cast<std::int64_t>(size);
+    } catch (...) {
+      std::free(pointer);  // no memory to remember the block: give it back
+    }
+  }
+
+  Device device() const override { return {}; }
+
+  AllocatorStats Stats() const override {
+    std::lock_guard lock(mutex_);
+    return stats_;
+  }
+
+  void ResetPeak() override {
+    std::lock_guard lock(mutex_);
+    stats_.peak_bytes = stats_.live_bytes;
+  }
+
+ private:
+  void* NewBlock(std::size_t size) {
+    const std::size_t alignment = size >= kHugePage ? kHugePage : kAlignment;
+    const std::size_t rounded = (size + alignment - 1) / alignment * alignment;
+    void* block = std::aligned_alloc(alignment, rounded);
+    if (block == nullptr) {
+      ReleaseCache();
+      block = std::aligned_alloc(alignment, rounded);
+    }
+    if (block == nullptr) {
+      CISTRON_THROW(kOutOfMemory,
+                    "memory: the system refused {} MiB; {} MiB are in use by tensors. Use a smaller "
+                    "batch.micro_tokens or model",
+                    size >> 20, stats_.live_bytes >> 20);
+    }
+    if (size >= kHugePage) madvise(block, rounded, MADV_HUGEPAGE);  // a hint: failure is harmless
+    ++stats_.allocations;
+    return block;
+  }
+
+  void ReleaseCache() {
+    for (auto& [size, blocks] : free_) {
+      for (void* block : blocks) std::free(block);
+      stats_.cached_bytes -= static_cast<std::int64_t>(size * blocks.size());
+      blocks.clear();
+    }
+  }
+
+  mutable std::mutex mutex_;
+  std::map<std::size_t, std::vector<void*>> free_;
+  AllocatorStats stats_;
+};
+
+}  // namespace
+
+Allocator& CpuAllocator() {
+  // Never destroyed: tensors with static lifetime may outlive any order of destruction.
+  static Allocator* allocator = new CachingCpuAllocator();
+  return *allocator;
+}
+
+std::unique_ptr<Allocator> MakeCachingCpuAllocator() {
+  return std::make_unique<CachingCpuAllocator>();
+}
+
+}  // namespace cistron

@@ -1,0 +1,16 @@
+# cmake --install, and find_package(cistron) for those who link the primitives into another trainer.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+get_property(modules GLOBAL PROPERTY CISTRON_MODULES)
+install(TARGETS ${modules} EXPORT cistron-targets
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(EXPORT cistron-targets NAMESPACE cistron:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/cistron)
+configure_package_config_file(cmake/cistron-config.cmake.in cistron-config.cmake
+                              INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/cistron)
+write_basic_package_version_file(cistron-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES cmake/FindOneDNN.cmake
+              ${CMAKE_CURRENT_BINARY_DIR}/cistron-config.cmake
+              ${CMAKE_CURRENT_BINARY_DIR}/cistron-config-version.cmake
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/cistron)
+install(DIRECTORY configs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/cistron/configs)

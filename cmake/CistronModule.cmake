@@ -1,0 +1,50 @@
+# cistron_module(NAME SOURCES … HEADERS … [PUBLIC deps…] [PRIVATE deps…])
+#   one static library `cistron_<name>` (slashes become underscores), alias `cistron::<name>`.
+# cistron_test(NAME SOURCES … DEPS … [LABELS …] [TIMEOUT s])
+#   one GoogleTest program, registered as one ctest entry of that name.
+
+function(cistron_module name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;PUBLIC;PRIVATE" ${ARGN})
+  string(REPLACE "/" "_" target "cistron_${name}")
+  add_library(${target} STATIC ${ARG_SOURCES})
+  string(REPLACE "/" "_" alias "${name}")
+  add_library(cistron::${alias} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${alias})
+  target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}
+                                  FILES ${ARG_HEADERS})
+  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+                                              $<INSTALL_INTERFACE:include>)
+  target_link_libraries(${target} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE}
+                                  $<BUILD_INTERFACE:cistron_flags>)
+  set_property(GLOBAL APPEND PROPERTY CISTRON_MODULES ${target})
+endfunction()
+
+function(cistron_test name)
+  if(NOT CISTRON_BUILD_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} cistron_flags GTest::gmock GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE CISTRON_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+                                             CISTRON_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  # Idle OpenMP threads yield: tests share two cores.
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+                       ENVIRONMENT "OMP_WAIT_POLICY=passive")
+endfunction()
+
+# cistron_fuzzer(NAME SOURCE DEPS…): a libFuzzer program, built only with CISTRON_BUILD_FUZZERS.
+function(cistron_fuzzer name source)
+  if(NOT CISTRON_BUILD_FUZZERS)
+    return()
+  endif()
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE ${ARGN} cistron_flags)
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
+endfunction()
