@@ -13,12 +13,14 @@
 
 namespace cistron::model {
 
-// Sums over the micro-batches of a step (f64 unless said); add one step's and divide by its totals.
+// Sums over the micro-batches of a step, on the device; read them once, after the step.
 struct LossSums {
-  double weighted_nll = 0;            // Σ weight · nll
-  double aux_loss = 0;                // auxiliary loss, unscaled by its coefficient, weighted by tokens
-  std::vector<std::int64_t> expert_counts;  // [L · E] assignments
-  std::int64_t nonfinite_layer = -1;  // first layer with a token whose router logits are not finite
+  Tensor weighted_nll;      // f64 []: Σ weight · nll
+  Tensor aux_loss;          // f64 []: Σ (tokens of the scope / tokens of the global batch) · aux
+  Tensor expert_counts;     // i64 [L, E]: assignments
+  Tensor nonfinite_tokens;  // i64 [L]: tokens whose router logits are not finite
+
+  static LossSums Zeros(const ops::Context& ctx, const MixtralConfig& config);
 };
 
 // Denominators of the global batch, as device scalars, so that a captured step reads them anew.
@@ -29,8 +31,8 @@ struct LossScale {
 
 class Mixtral {
  public:
-  // Registers its parameters, in canonical order, with the store. The store, dispatcher and reducer must
-  // outlive the model.
+  // Registers its parameters, in canonical order, with the store. The store, dispatcher and reducer
+  // must outlive the model.
   Mixtral(const ops::Context& ctx, const MixtralConfig& config, DType dtype,
           nn::ParameterStore& store, nn::TokenDispatcher& dispatcher,
           nn::StatisticsReducer& statistics);
@@ -38,13 +40,14 @@ class Mixtral {
 
   const MixtralConfig& config() const;
 
-  // Forward and backward of one micro-batch: gradients of the global mean loss go to the store; sums are
-  // added to `sums`. The loss is Σ w·nll / Σ w, plus router_aux_loss_coef · aux where
+  // Forward and backward of one micro-batch: gradients of the global mean loss go to the store;
+  // sums are added to `sums`. The loss is Σ w·nll / Σ w, plus router_aux_loss_coef · aux where
   // config.output_router_logits is set; micro-batches weigh in the auxiliary loss by their tokens.
   void TrainMicroBatch(const data::Batch& batch, const LossScale& scale, LossSums& sums);
 
-  // Forward only: nll of every label, [T] in the compute type (0 where ignored).
-  Tensor Evaluate(const data::Batch& batch, LossSums* sums = nullptr);
+  // Forward only: nll of every label, [T] in the compute type (0 where ignored). `experts`,
+  // optional, receives the routing, i32 [L, T, K].
+  Tensor Evaluate(const data::Batch& batch, Tensor* experts = nullptr);
 
   // Forward only, whole logits [T, V] and router logits [T, E] of each layer, for verification.
   struct Logits {

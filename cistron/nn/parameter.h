@@ -12,22 +12,22 @@
 
 namespace cistron::nn {
 
-// What a module asks of a parameter when it is built. Names are canonical: those of transformers 5 in
-// memory, e.g. "model.layers.0.mlp.experts.gate_up_proj".
+// What a module asks of a parameter when it is built. Names are canonical: those of transformers 5
+// in memory, e.g. "model.layers.0.mlp.experts.gate_up_proj".
 struct ParameterSpec {
   std::string name;
-  Shape shape;            // global shape
+  Shape shape;  // global shape
   enum class Init { kNormal, kOnes, kZeros } init = Init::kNormal;
-  bool is_expert = false; // first dimension counts experts, which expert parallelism divides
-  bool decays = true;     // weight decay by default: matrices yes, norms and biases no
+  bool is_expert = false;  // first dimension counts experts, which expert parallelism divides
+  bool decays = true;      // weight decay by default: matrices yes, norms and biases no
 };
 
 // Handle of a parameter in its store.
 using ParameterId = int;
 
-// Holds weights and gradients for the modules. A module acquires what it needs around its forward and
-// backward pass and hands in gradients; whether the store keeps whole tensors here or gathers them from other
-// ranks is its own business (parallel/ implements the latter).
+// Holds weights and gradients for the modules. A module acquires what it needs around its forward
+// and backward pass and hands in gradients; whether the store keeps whole tensors here or gathers
+// them from other ranks is its own business (parallel/ implements the latter).
 class ParameterStore {
  public:
   virtual ~ParameterStore() = default;
@@ -38,8 +38,8 @@ class ParameterStore {
   virtual Tensor Acquire(ParameterId id) = 0;
   virtual void Release(ParameterId id) = 0;
 
-  // Where a gradient goes: Write for the first of a step, Accumulate afterwards. The dtype is the compute
-  // type. The gradient counts as contributed when the call that uses it returns.
+  // Where a gradient goes: Write for the first of a step, Accumulate afterwards. The dtype is the
+  // compute type. The gradient counts as contributed when the call that uses it returns.
   virtual ops::Output GradientOutput(ParameterId id) = 0;
 };
 
@@ -48,8 +48,9 @@ class LocalParameterStore final : public ParameterStore {
  public:
   struct Parameter {
     ParameterSpec spec;
-    Tensor value;      // model dtype
-    Tensor grad;       // compute type, allocated at the first gradient
+    Tensor value;   // model dtype: what the modules compute with
+    Tensor master;  // compute type: what the optimiser updates; the same tensor where dtypes agree
+    Tensor grad;    // compute type, allocated at the first gradient
     bool has_grad = false;
   };
 
@@ -61,8 +62,13 @@ class LocalParameterStore final : public ParameterStore {
   void Release(ParameterId) override {}
   ops::Output GradientOutput(ParameterId id) override;
 
-  // Draws every parameter: normal(0, std) from the stream (seed, name) at the flat global index; ones; zeros.
+  // Draws every parameter: normal(0, std) from the stream (seed, name) at the flat global index;
+  // ones; zeros.
   void Initialize(std::uint64_t seed, double std);
+
+  // Sets a parameter from exact values of any float dtype: the master receives them, the value is
+  // rounded from the master. Throws when the name or the shape is not there.
+  void Assign(std::string_view name, const Tensor& values);
 
   // Forgets the gradients: the next GradientOutput is a Write.
   void ZeroGradients();
@@ -79,8 +85,8 @@ class LocalParameterStore final : public ParameterStore {
   std::vector<Parameter> parameters_;
 };
 
-// Values of a parameter as Initialize draws them, elements [begin, begin + out.size()) of the flat global
-// tensor: a shard draws its own part.
+// Values of a parameter as Initialize draws them, elements [begin, begin + out.size()) of the flat
+// global tensor: a shard draws its own part.
 void DrawNormal(std::uint64_t seed, std::string_view name, double std, std::int64_t begin,
                 const Tensor& out);
 

@@ -1,8 +1,8 @@
 // What a forward pass leaves for its backward pass.
 //
-// Modules hold parameters only; everything that belongs to one pass is here, so several forwards may be in
-// flight. Each module pushes one record and pops it in backward; a record that is missing, of another module,
-// or taken twice is an error.
+// Modules hold parameters only; everything that belongs to one pass is here, so several forwards
+// may be in flight. Each module pushes one record and pops it in backward; a record that is
+// missing, of another module, or taken twice is an error.
 #pragma once
 
 #include <any>
@@ -22,14 +22,19 @@ class Saved {
     records_.push_back({owner, std::string(name), std::any(T{})});
     return *std::any_cast<T>(&records_.back().value);
   }
-  // Takes the newest record, which must be the owner's: backward runs in the reverse order of forward.
+  // Takes the newest record, which must be the owner's: backward runs in the reverse order of
+  // forward.
   template <class T>
   T Pop(const void* owner, std::string_view name) {
-    CISTRON_CHECK(!records_.empty(), "{}: backward was called without a forward pass, or twice for "
-                  "one forward pass", name);
+    CISTRON_CHECK(!records_.empty(),
+                  "{}: backward was called without a forward pass, or twice for "
+                  "one forward pass",
+                  name);
     Record& last = records_.back();
-    CISTRON_CHECK(last.owner == owner, "{}: the saved state belongs to {}; backward must run in the "
-                  "reverse order of forward", name, last.name);
+    CISTRON_CHECK(last.owner == owner,
+                  "{}: the saved state belongs to {}; backward must run in the "
+                  "reverse order of forward",
+                  name, last.name);
     T* value = std::any_cast<T>(&last.value);
     CISTRON_CHECK(value != nullptr, "{}: the saved state is of another kind", name);
     T taken = std::move(*value);

@@ -1,4 +1,5 @@
-// Token rows to the experts and back. One rank: a permutation. Many ranks: parallel/ adds the exchange.
+// Token rows to the experts and back. One rank: a permutation. Many ranks: parallel/ adds the
+// exchange.
 #pragma once
 
 #include <memory>
@@ -28,8 +29,7 @@ class TokenDispatcher {
   // y[t] = sum of the token's rows in slot order (they carry their probability already).
   virtual Tensor Combine(const ops::Context& ctx, const State& state, const Tensor& rows) = 0;
   // Gradient of Combine: each row receives its token's dy.
-  virtual Tensor CombineBackward(const ops::Context& ctx, const State& state,
-                                 const Tensor& dy) = 0;
+  virtual Tensor CombineBackward(const ops::Context& ctx, const State& state, const Tensor& dy) = 0;
   // Gradient of Dispatch: dx [T, H] and dprobs [T, K].
   virtual void DispatchBackward(const ops::Context& ctx, const State& state, const Tensor& drows,
                                 const Tensor& drow_probs, const ops::Output& dx,

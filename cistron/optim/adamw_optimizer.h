@@ -1,0 +1,64 @@
+// AdamW over all parameters of a store, with clipping by the global norm.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cistron/nn/parameter.h"
+#include "cistron/ops/optimizer/adamw.h"
+
+namespace cistron::optim {
+
+struct AdamWOptions {
+  ops::AdamWConfig adamw;      // betas, eps, weight_decay
+  double max_grad_norm = 1.0;  // 0: no clipping
+  bool decay_all = false;      // true: norms and biases decay as well, as torch does without groups
+};
+
+class AdamWOptimizer {
+ public:
+  // The store must outlive the optimiser and have all its parameters registered. Moments start at
+  // zero.
+  AdamWOptimizer(const ops::Context& ctx, nn::LocalParameterStore& store,
+                 const AdamWOptions& options);
+
+  // L2 norm of all gradients, before clipping, in fp64; sets the factor that Update applies. Call
+  // it once every gradient of the step is there; a norm that is NaN or Inf must not be followed by
+  // Update.
+  double ComputeGradNorm();
+
+  // One update with learning rate `lr`; counts the step. Parameters without a gradient stay as they
+  // are. Gradients are forgotten afterwards.
+  void Update(double lr);
+
+  // Number of updates made so far.
+  std::int64_t step() const { return step_; }
+  void set_step(std::int64_t step) { step_ = step; }
+
+  // What a checkpoint must hold besides the step, and what Restore-ing code writes into: names are
+  // "weight/NAME", "master/NAME" (bf16 models only), "moment1/NAME", "moment2/NAME". Tensors are
+  // shared.
+  struct StateTensor {
+    std::string name;
+    Tensor tensor;
+  };
+  std::vector<StateTensor> State() const;
+
+  // Name of the first parameter whose gradient holds a NaN or Inf; empty when there is none.
+  std::string FirstNonFiniteGradient() const;
+
+ private:
+  struct Moments {
+    Tensor m, v;
+  };
+  ops::Context ctx_;
+  nn::LocalParameterStore& store_;
+  AdamWOptions options_;
+  std::vector<Moments> moments_;
+  std::int64_t step_ = 0;
+  ops::AdamWScalars scalars_;
+  Tensor sum_of_squares_, norm_;
+};
+
+}  // namespace cistron::optim
