@@ -1,0 +1,100 @@
+// Argument checks and choice of the implementation of attention.
+#include "cistron/ops/attention/attention.h"
+
+#include <array>
+
+#include "cistron/ops/attention/attention_impls.h"
+
+namespace cistron::ops {
+namespace {
+
+void CheckConfig(const AttentionConfig& c) {
+  CISTRON_CHECK(c.num_heads >= 1 && c.num_kv_heads >= 1 && c.num_heads % c.num_kv_heads == 0,
+                "attention: {} key/value heads do not divide {} query heads", c.num_kv_heads,
+                c.num_heads);
+  CISTRON_CHECK(c.head_dim >= 1, "attention: head_dim {} is not positive", c.head_dim);
+  CISTRON_CHECK(c.window >= 0, "attention: window {} is negative (0 means none)", c.window);
+}
+
+void CheckRows(std::string_view name, const Tensor& t, DType dtype, std::int64_t tokens,
+               std::int64_t width) {
+  CISTRON_CHECK(t && t.rank() == 2 && t.dtype() == dtype && t.dim(0) == tokens && t.dim(1) == width,
+                "attention: {} is {}, not {} [{}, {}]", name, Describe(t), Name(dtype), tokens,
+                width);
+  CISTRON_CHECK(t.numel() == 0 || t.dim(1) == 1 || t.stride(1) == 1,
+                "attention: {} has stride {} along the last dimension, not 1", name, t.stride(1));
+}
+
+void CheckLse(const Tensor& lse, DType dtype, std::int64_t heads, std::int64_t tokens) {
+  CISTRON_CHECK(lse && lse.rank() == 2 && lse.dtype() == ComputeType(dtype) &&
+                    lse.dim(0) == heads && lse.dim(1) == tokens && lse.IsContiguous(),
+                "attention: lse is {}, not {} [{}, {}]", Describe(lse), Name(ComputeType(dtype)),
+                heads, tokens);
+}
+
+void CheckSequences(const PackedSequences& sequences, std::int64_t tokens) {
+  const Tensor& cu = sequences.cu_seqlens;
+  CISTRON_CHECK(
+      cu && cu.rank() == 1 && cu.dim(0) >= 1 && cu.dtype() == DType::kI64 && cu.IsContiguous(),
+      "attention: cu_seqlens is {}, not i64 [sequences + 1]", Describe(cu));
+  const std::span<const std::int64_t> v = cu.span<std::int64_t>();
+  CISTRON_CHECK(v[0] == 0, "attention: cu_seqlens starts at {}, not 0", v[0]);
+  for (std::size_t s = 1; s < v.size(); ++s) {
+    CISTRON_CHECK(v[s] >= v[s - 1], "attention: cu_seqlens falls from {} to {} at sequence {}",
+                  v[s - 1], v[s], s - 1);
+  }
+  CISTRON_CHECK(v.back() <= tokens, "attention: cu_seqlens ends at {}, beyond the {} tokens",
+                v.back(), tokens);
+}
+
+const AttentionRun& Choose(const Context& ctx, const AttentionConfig& config, const Tensor& q) {
+  return Select(ctx, "attention", AttentionImpls(), AttentionProblem{q.dtype(), config, q.dim(0)});
+}
+
+}  // namespace
+
+std::span<const AttentionImpl> AttentionImpls() {
+  static const std::array impls = {RefAttention()};
+  return impls;
+}
+
+void AttentionForward(const Context& ctx, const AttentionConfig& config,
+                      const PackedSequences& sequences, const Tensor& q, const Tensor& k,
+                      const Tensor& v, const Tensor& lse, const Output& o) {
+  CheckConfig(config);
+  CISTRON_CHECK(q && q.rank() == 2, "attention: q is {}, not [T, Hq·D]", Describe(q));
+  const std::int64_t tokens = q.dim(0);
+  const std::int64_t q_width = config.num_heads * config.head_dim;
+  const std::int64_t kv_width = config.num_kv_heads * config.head_dim;
+  CheckRows("q", q, q.dtype(), tokens, q_width);
+  CheckRows("k", k, q.dtype(), tokens, kv_width);
+  CheckRows("v", v, q.dtype(), tokens, kv_width);
+  CheckRows("o", o.tensor, q.dtype(), tokens, q_width);
+  if (lse) CheckLse(lse, q.dtype(), config.num_heads, tokens);
+  CheckSequences(sequences, tokens);
+  Choose(ctx, config, q).forward(ctx, config, sequences, q, k, v, lse, o);
+}
+
+void AttentionBackward(const Context& ctx, const AttentionConfig& config,
+                       const PackedSequences& sequences, const Tensor& d_o, const Tensor& q,
+                       const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+                       const Output& dq, const Output& dk, const Output& dv) {
+  CheckConfig(config);
+  CISTRON_CHECK(q && q.rank() == 2, "attention: q is {}, not [T, Hq·D]", Describe(q));
+  const std::int64_t tokens = q.dim(0);
+  const std::int64_t q_width = config.num_heads * config.head_dim;
+  const std::int64_t kv_width = config.num_kv_heads * config.head_dim;
+  CheckRows("q", q, q.dtype(), tokens, q_width);
+  CheckRows("k", k, q.dtype(), tokens, kv_width);
+  CheckRows("v", v, q.dtype(), tokens, kv_width);
+  CheckRows("o", o, q.dtype(), tokens, q_width);
+  CheckRows("do", d_o, q.dtype(), tokens, q_width);
+  CheckRows("dq", dq.tensor, q.dtype(), tokens, q_width);
+  CheckRows("dk", dk.tensor, q.dtype(), tokens, kv_width);
+  CheckRows("dv", dv.tensor, q.dtype(), tokens, kv_width);
+  CheckLse(lse, q.dtype(), config.num_heads, tokens);
+  CheckSequences(sequences, tokens);
+  Choose(ctx, config, q).backward(ctx, config, sequences, d_o, q, k, v, o, lse, dq, dk, dv);
+}
+
+}  // namespace cistron::ops

@@ -1,0 +1,10 @@
+// The implementations behind attention.h; only attention.cc includes this.
+#pragma once
+
+#include "cistron/ops/attention/attention.h"
+
+namespace cistron::ops {
+
+AttentionImpl RefAttention();
+
+}  // namespace cistron::ops

@@ -1,0 +1,10 @@
+// The implementations behind norm.h; only norm.cc includes this.
+#pragma once
+
+#include "cistron/ops/norm/norm.h"
+
+namespace cistron::ops {
+
+RmsNormImpl RefRmsNorm();
+
+}  // namespace cistron::ops

@@ -1,0 +1,10 @@
+// The implementations behind rope.h; only rope.cc includes this.
+#pragma once
+
+#include "cistron/ops/rope/rope.h"
+
+namespace cistron::ops {
+
+RopeImpl RefRope();
+
+}  // namespace cistron::ops
