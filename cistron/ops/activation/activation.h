@@ -18,8 +18,9 @@ namespace cistron::ops {
 void SwiGluForward(const Context& ctx, const Tensor& x, const Tensor& row_scale,
                    const Tensor& split_sizes, const Output& y);
 
-// Undefined dscale: not computed. With `y_out` defined the scaled activation y is written again as well:
-// it is the operand of the second product's weight gradient, so that forward need not keep it.
+// Undefined dscale: not computed. With `y_out` defined the scaled activation y is written again as
+// well: it is the operand of the second product's weight gradient, so that forward need not keep
+// it.
 void SwiGluBackward(const Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& row_scale,
                     const Tensor& split_sizes, const Output& dx, const Output& dscale,
                     const Output& y_out);

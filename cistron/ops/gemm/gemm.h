@@ -3,7 +3,8 @@
 //   c[M, N] (= or +=) op(a)[M, K] · op(b)[K, N],   op(x) = x or xᵀ
 //
 // Shapes:  a [M, K] or, transposed, [K, M];  b [K, N] or, transposed, [N, K];  c [M, N].
-// Dtypes:  a and b alike, f64, f32 or bf16; c f64 for f64, f32 for f32, bf16 or f32 for bf16. Sums are in
+// Dtypes:  a and b alike, f64, f32 or bf16; c f64 for f64, f32 for f32, bf16 or f32 for bf16. Sums
+// are in
 //          f32 (f64 for f64); a bf16 result is rounded once, after adding to c in Accumulate.
 // Layout:  rows contiguous (last stride 1), any row stride; c must not alias a or b.
 // Empty:   M or N = 0 does nothing; K = 0 writes zeros in Write and leaves c in Accumulate.

@@ -5,10 +5,10 @@
 //   Dgrad    dx_e [n_e, K]  = dy_e [n_e, N] · w[e]
 //   Wgrad    dw[e] [N, K] (= or +=) dy_eᵀ [N, n_e] · x_e [n_e, K]
 //
-// Any counts: 0, 1, 7, 33, all rows on one expert. Rows beyond Σ n_e are neither read nor written. An
-// empty group's dw is written as zeros in Write and left alone in Accumulate.
-// Dtypes: as gemm (f64, f32, bf16; dw f32 for bf16 operands, or bf16). split_sizes i64 [E].
-// Errors: kInvalidArgument with the values when shapes do not fit, a count is negative, or the counts
+// Any counts: 0, 1, 7, 33, all rows on one expert. Rows beyond Σ n_e are neither read nor written.
+// An empty group's dw is written as zeros in Write and left alone in Accumulate. Dtypes: as gemm
+// (f64, f32, bf16; dw f32 for bf16 operands, or bf16). split_sizes i64 [E]. Errors:
+// kInvalidArgument with the values when shapes do not fit, a count is negative, or the counts
 //         sum to more than the rows.
 #pragma once
 
@@ -34,8 +34,8 @@ struct GroupedGemmProblem {
 };
 struct GroupedGemmRun {
   // a and b are the operands in the order of the formulas above, c the result.
-  void (*run)(const Context&, const GroupedGemmProblem&, const Tensor& split_sizes,
-              const Tensor& a, const Tensor& b, const Output& c);
+  void (*run)(const Context&, const GroupedGemmProblem&, const Tensor& split_sizes, const Tensor& a,
+              const Tensor& b, const Output& c);
 };
 using GroupedGemmImpl = Implementation<GroupedGemmProblem, GroupedGemmRun>;
 std::span<const GroupedGemmImpl> GroupedGemmImpls();

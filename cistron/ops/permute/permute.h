@@ -1,15 +1,17 @@
 // permute: token rows into expert order and back.
 //
-// Assignments are flattened as token·K + slot and sorted stably by expert; row r of the permuted tensor is
-// the r-th of them. Slots with expert −1 (masked tokens) have no row.
+// Assignments are flattened as token·K + slot and sorted stably by expert; row r of the permuted
+// tensor is the r-th of them. Slots with expert −1 (masked tokens) have no row.
 //   Permute    rows[r] = x[slot_of_row[r] / K]
 //   Unpermute  y[t] = Σ_k p[t,k] · rows[row_of_slot[t·K + k]], in slot order, in the compute type
 //              (p = 1 where probs is undefined)
 // Backward of Permute is Unpermute without probs; backward of Unpermute is PermuteScaled:
 //   drows[r] = p[t,k]·dy[t];  dprobs[t,k] = ⟨dy[t], rows[r]⟩
 //
-// Shapes: experts i32 [T, K]; x, y [T, H]; rows [M, H] with M ≥ number of routed slots (T·K at most);
-//         probs, dprobs [T, K] compute type. Rows beyond the routed ones are neither read nor written.
+// Shapes: experts i32 [T, K]; x, y [T, H]; rows [M, H] with M ≥ number of routed slots (T·K at
+// most);
+//         probs, dprobs [T, K] compute type. Rows beyond the routed ones are neither read nor
+//         written.
 #pragma once
 
 #include "cistron/ops/context.h"
@@ -35,8 +37,7 @@ void UnpermuteBackward(const Context& ctx, const RowMap& map, const Tensor& dy, 
 
 // Values of one column a slot: [T, K] into permuted order [M], and back (−1 slots give 0).
 void PermuteSlots(const Context& ctx, const RowMap& map, const Tensor& slots, const Output& rows);
-void UnpermuteSlots(const Context& ctx, const RowMap& map, const Tensor& rows,
-                    const Output& slots);
+void UnpermuteSlots(const Context& ctx, const RowMap& map, const Tensor& rows, const Output& slots);
 
 struct PermuteProblem {
   DType dtype;

@@ -1,0 +1,77 @@
+#include "cistron/ops/activation/activation.h"
+
+#include "cistron/ops/activation/activation_impls.h"
+#include "cistron/ops/split_sizes.h"
+
+namespace cistron::ops {
+namespace {
+
+constexpr SwiGluImpl kImpls[] = {
+    {"cpu", internal::SwiGluCpuSupports, {internal::SwiGluForwardCpu, internal::SwiGluBackwardCpu}},
+    {"ref", internal::SwiGluRefSupports, {internal::SwiGluForwardRef, internal::SwiGluBackwardRef}},
+};
+
+// A matrix [rows, width] of x's dtype with contiguous rows.
+void CheckMatrix(std::string_view op, const char* name, const Tensor& t, std::int64_t rows,
+                 std::int64_t width, DType dtype) {
+  CISTRON_CHECK(t && t.rank() == 2 && t.dim(0) == rows && t.dim(1) == width && t.dtype() == dtype,
+                "{}: {} is {}, expected {} [{}, {}]", op, name, Describe(t), Name(dtype), rows,
+                width);
+  CISTRON_CHECK(width <= 1 || t.stride(1) == 1,
+                "{}: the rows of {} are not contiguous: the last stride is {}", op, name,
+                t.stride(1));
+}
+
+// One value a row, in the compute type.
+void CheckRowValues(std::string_view op, const char* name, const Tensor& t, std::int64_t rows,
+                    DType dtype) {
+  CISTRON_CHECK(t.rank() == 1 && t.dim(0) == rows && t.dtype() == dtype && t.IsContiguous(),
+                "{}: {} is {}, expected {} [{}]", op, name, Describe(t), Name(dtype), rows);
+}
+
+// Checks x and the row scale; returns the problem.
+SwiGluProblem CheckInputs(std::string_view op, const Tensor& x, const Tensor& row_scale) {
+  CISTRON_CHECK(x && x.rank() == 2 && x.dim(1) % 2 == 0,
+                "{}: x is {}, expected [M, 2F] with gate and up columns", op, Describe(x));
+  CheckMatrix(op, "x", x, x.dim(0), x.dim(1), x.dtype());
+  if (row_scale) CheckRowValues(op, "row_scale", row_scale, x.dim(0), ComputeType(x.dtype()));
+  return {x.dtype(), x.dim(0), x.dim(1) / 2};
+}
+
+std::int64_t RowsInUse(std::string_view op, const Tensor& split_sizes, std::int64_t rows) {
+  return split_sizes ? RowOffsets(op, split_sizes, rows).back() : rows;
+}
+
+}  // namespace
+
+void SwiGluForward(const Context& ctx, const Tensor& x, const Tensor& row_scale,
+                   const Tensor& split_sizes, const Output& y) {
+  constexpr std::string_view kOp = "swiglu forward";
+  const SwiGluProblem problem = CheckInputs(kOp, x, row_scale);
+  CheckMatrix(kOp, "y", y.tensor, problem.rows, problem.width, problem.dtype);
+  const std::int64_t rows = RowsInUse(kOp, split_sizes, problem.rows);
+  Select<SwiGluProblem, SwiGluRun>(ctx, "activation", kImpls, problem)
+      .forward(ctx, rows, x, row_scale, y);
+}
+
+void SwiGluBackward(const Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& row_scale,
+                    const Tensor& split_sizes, const Output& dx, const Output& dscale,
+                    const Output& y_out) {
+  constexpr std::string_view kOp = "swiglu backward";
+  const SwiGluProblem problem = CheckInputs(kOp, x, row_scale);
+  CheckMatrix(kOp, "dy", dy, problem.rows, problem.width, problem.dtype);
+  CheckMatrix(kOp, "dx", dx.tensor, problem.rows, 2 * problem.width, problem.dtype);
+  if (dscale) {
+    CheckRowValues(kOp, "dscale", dscale.tensor, problem.rows, ComputeType(problem.dtype));
+  }
+  if (y_out) CheckMatrix(kOp, "y", y_out.tensor, problem.rows, problem.width, problem.dtype);
+  const std::int64_t rows = RowsInUse(kOp, split_sizes, problem.rows);
+  Select<SwiGluProblem, SwiGluRun>(ctx, "activation", kImpls, problem)
+      .backward(ctx, rows, dy, x, row_scale, dx, dscale, y_out);
+}
+
+std::span<const SwiGluImpl> SwiGluImpls() {
+  return kImpls;
+}
+
+}  // namespace cistron::ops

@@ -1,0 +1,3 @@
+#include "cistron/ops/activation/activation.h"
+
+#include <gtest/gtest.h>

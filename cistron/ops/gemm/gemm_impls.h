@@ -1,0 +1,18 @@
+// Implementations of gemm, for its list in gemm.cc.
+#pragma once
+
+#include "cistron/ops/gemm/gemm.h"
+
+namespace cistron::ops::internal {
+
+// Scalar reference: f64, f32, bf16.
+Support GemmRefSupports(const GemmProblem& problem);
+void GemmRef(const Context& ctx, const GemmProblem& problem, const Tensor& a, const Tensor& b,
+             const Output& c);
+
+// oneDNN: f32, bf16.
+Support GemmCpuSupports(const GemmProblem& problem);
+void GemmCpu(const Context& ctx, const GemmProblem& problem, const Tensor& a, const Tensor& b,
+             const Output& c);
+
+}  // namespace cistron::ops::internal

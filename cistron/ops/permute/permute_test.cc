@@ -1,0 +1,3 @@
+#include "cistron/ops/permute/permute.h"
+
+#include <gtest/gtest.h>

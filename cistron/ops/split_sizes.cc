@@ -1,0 +1,22 @@
+#include "cistron/ops/split_sizes.h"
+
+namespace cistron::ops {
+
+std::vector<std::int64_t> RowOffsets(std::string_view op, const Tensor& split_sizes,
+                                     std::int64_t max_rows) {
+  CISTRON_CHECK(split_sizes && split_sizes.rank() == 1 && split_sizes.dtype() == DType::kI64,
+                "{}: split_sizes is {}, expected i64 [groups]", op, Describe(split_sizes));
+  std::vector<std::int64_t> offsets{0};
+  offsets.reserve(static_cast<std::size_t>(split_sizes.dim(0)) + 1);
+  for (const std::int64_t count : split_sizes.span<std::int64_t>()) {
+    const std::size_t group = offsets.size() - 1;
+    CISTRON_CHECK(count >= 0, "{}: split_sizes[{}] = {} is negative", op, group, count);
+    CISTRON_CHECK(count <= max_rows - offsets.back(),
+                  "{}: split_sizes[0..{}] sum to more than the {} rows of the buffer", op, group,
+                  max_rows);
+    offsets.push_back(offsets.back() + count);
+  }
+  return offsets;
+}
+
+}  // namespace cistron::ops
