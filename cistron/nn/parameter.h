@@ -43,6 +43,23 @@ class ParameterStore {
   virtual ops::Output GradientOutput(ParameterId id) = 0;
 };
 
+// A weight held for the length of a scope.
+class AcquiredWeight {
+ public:
+  AcquiredWeight(ParameterStore& store, ParameterId id)
+      : store_(store), id_(id), tensor_(store.Acquire(id)) {}
+  ~AcquiredWeight() { store_.Release(id_); }
+  AcquiredWeight(const AcquiredWeight&) = delete;
+  AcquiredWeight& operator=(const AcquiredWeight&) = delete;
+
+  const Tensor& tensor() const { return tensor_; }
+
+ private:
+  ParameterStore& store_;
+  ParameterId id_;
+  Tensor tensor_;
+};
+
 // All parameters whole on this device.
 class LocalParameterStore final : public ParameterStore {
  public:

@@ -1,0 +1,247 @@
+#include "cistron/model/mixtral.h"
+
+#include <string>
+#include <utility>
+
+#include "cistron/nn/attention.h"
+#include "cistron/nn/load_balancing_loss.h"
+#include "cistron/nn/moe_layer.h"
+#include "cistron/nn/rms_norm.h"
+#include "cistron/ops/cross_entropy/cross_entropy.h"
+#include "cistron/ops/embedding/embedding.h"
+#include "cistron/ops/gemm/gemm.h"
+#include "cistron/ops/reduce/reduce.h"
+#include "cistron/ops/rope/rope.h"
+
+namespace cistron::model {
+namespace {
+
+nn::MoeLayer::Config MoeConfig(const MixtralConfig& c) {
+  nn::MoeLayer::Config moe;
+  moe.hidden = c.hidden_size;
+  moe.ffn = c.intermediate_size;
+  moe.router.score = ops::ScoreFunction::kSoftmaxAfterTopK;
+  moe.router.num_experts = c.num_local_experts;
+  moe.router.top_k = c.num_experts_per_tok;
+  return moe;
+}
+
+ops::AttentionConfig AttentionOf(const MixtralConfig& c) {
+  return {.num_heads = c.num_attention_heads,
+          .num_kv_heads = c.num_key_value_heads,
+          .head_dim = c.HeadDim(),
+          .window = c.sliding_window.value_or(0)};
+}
+
+struct DecoderLayer {
+  DecoderLayer(nn::ParameterStore& store, nn::TokenDispatcher& dispatcher, const MixtralConfig& c,
+               const std::string& prefix, const Tensor& rope_table)
+      : attention(store, prefix + "self_attn.", c.hidden_size, AttentionOf(c), rope_table),
+        moe(store, dispatcher, prefix + "mlp.", MoeConfig(c)),
+        input_norm(store, prefix + "input_layernorm.weight", c.hidden_size, c.rms_norm_eps),
+        post_attention_norm(store, prefix + "post_attention_layernorm.weight", c.hidden_size,
+                            c.rms_norm_eps) {}
+
+  nn::SelfAttention attention;
+  nn::MoeLayer moe;
+  nn::RmsNorm input_norm, post_attention_norm;
+};
+
+}  // namespace
+
+LossSums LossSums::Zeros(const ops::Context& ctx, const MixtralConfig& config) {
+  return {ctx.Zeros({}, DType::kF64), ctx.Zeros({}, DType::kF64),
+          ctx.Zeros({config.num_hidden_layers, config.num_local_experts}, DType::kI64),
+          ctx.Zeros({config.num_hidden_layers}, DType::kI64)};
+}
+
+struct Mixtral::State {
+  ops::Context ctx;
+  MixtralConfig config;
+  DType dtype;
+  nn::ParameterStore* store;
+  nn::StatisticsReducer* reducer;
+  nn::ParameterId embedding = -1;
+  std::vector<DecoderLayer> layers;
+  std::unique_ptr<nn::RmsNorm> norm;
+  nn::ParameterId head = -1;  // the embedding's when tied
+
+  // What a pass through the decoder yields besides its last hidden states.
+  struct Pass {
+    Tensor hidden;  // [T, H], after the last norm
+    std::vector<nn::MoeLayer::Routing> routing;
+  };
+
+  ops::PackedSequences AuxScopes(const data::Batch& batch) const {
+    return config.aux_scope == AuxScope::kSequence ? batch.sequences : ops::PackedSequences{};
+  }
+
+  void CheckBatch(const data::Batch& batch) const {
+    CISTRON_CHECK(batch.sequences.max_length <= config.max_position_embeddings,
+                  "model: a sequence of {} tokens is longer than max_position_embeddings = {}; "
+                  "raise model.max_position_embeddings or shorten data.seq_len",
+                  batch.sequences.max_length, config.max_position_embeddings);
+  }
+
+  Pass Forward(const data::Batch& batch, bool statistics, nn::Saved* saved) const {
+    CheckBatch(batch);
+    const ops::PackedSequences scopes = AuxScopes(batch);
+    Pass pass;
+    pass.routing.resize(layers.size());
+    Tensor x = ctx.Empty({batch.num_tokens(), config.hidden_size}, dtype);
+    {
+      const nn::AcquiredWeight w(*store, embedding);
+      ops::EmbeddingForward(ctx, batch.tokens, w.tensor(), ops::Write(x));
+    }
+    Tensor residual;  // the stream before x is added to it; undefined before the first layer
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const DecoderLayer& layer = layers[i];
+      const auto before_attention = layer.input_norm.Forward(ctx, x, residual, saved);
+      x = layer.attention.Forward(ctx, before_attention.y, batch.sequences, saved);
+      const auto before_moe = layer.post_attention_norm.Forward(ctx, x, before_attention.h, saved);
+      x = layer.moe.Forward(ctx, before_moe.y, batch.token_mask, scopes, statistics,
+                            pass.routing[i], saved);
+      residual = before_moe.h;
+    }
+    pass.hidden = norm->Forward(ctx, x, residual, saved).y;
+    return pass;
+  }
+
+  void Backward(const data::Batch& batch, const Tensor& dhidden, const Tensor& aux_grad,
+                nn::Saved& saved) const {
+    const ops::PackedSequences scopes = AuxScopes(batch);
+    // dstream is the gradient of the residual stream, which is also that of the branch added last.
+    Tensor dstream = norm->Backward(ctx, dhidden, Tensor(), saved);
+    for (std::size_t i = layers.size(); i-- > 0;) {
+      const DecoderLayer& layer = layers[i];
+      Tensor dy = layer.moe.Backward(ctx, dstream, batch.token_mask, scopes, aux_grad, saved);
+      dstream = layer.post_attention_norm.Backward(ctx, dy, dstream, saved);
+      dy = layer.attention.Backward(ctx, dstream, batch.sequences, saved);
+      dstream = layer.input_norm.Backward(ctx, dy, dstream, saved);
+    }
+    ops::EmbeddingBackward(ctx, batch.tokens, dstream, store->GradientOutput(embedding));
+  }
+
+  // Sums router statistics into the step's and over ranks; returns the auxiliary loss's gradient
+  // with respect to the score sums, or an undefined tensor when the loss is not trained.
+  Tensor Statistics(const Pass& pass, const LossScale& scale, LossSums& sums) const {
+    std::vector<ops::RouterOutputs> stats;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const ops::RouterOutputs& r = pass.routing[i].router;
+      const Tensor counts = sums.expert_counts.Select(static_cast<std::int64_t>(i));
+      for (std::int64_t scope = 0; scope < r.counts.dim(0); ++scope) {
+        ops::AddTo(ctx, r.counts.Select(scope), counts);
+      }
+      ops::AddTo(ctx, r.nonfinite_tokens,
+                 sums.nonfinite_tokens.Select(static_cast<std::int64_t>(i)));
+      if (config.aux_scope == AuxScope::kBatch) {
+        reducer->Sum(r.counts);
+        reducer->Sum(r.score_sums);
+      }
+      stats.push_back(r);
+    }
+    const double coefficient = config.output_router_logits ? config.router_aux_loss_coef : 0.0;
+    const nn::LoadBalancingLoss loss = nn::ComputeLoadBalancingLoss(
+        ctx, stats, config.num_experts_per_tok, coefficient, scale.inv_tokens);
+    ops::AddTo(ctx, loss.value, sums.aux_loss);
+    return coefficient != 0 ? loss.score_grad : Tensor();
+  }
+};
+
+Mixtral::Mixtral(const ops::Context& ctx, const MixtralConfig& config, DType dtype,
+                 nn::ParameterStore& store, nn::TokenDispatcher& dispatcher,
+                 nn::StatisticsReducer& statistics)
+    : state_(std::make_unique<State>()) {
+  Validate(config);
+  State& s = *state_;
+  s.ctx = ctx;
+  s.config = config;
+  s.dtype = dtype;
+  s.store = &store;
+  s.reducer = &statistics;
+  s.embedding = store.Register(
+      {.name = "model.embed_tokens.weight", .shape = {config.vocab_size, config.hidden_size}});
+  const Tensor rope_table = ops::RopeTable(config.max_position_embeddings, config.HeadDim(),
+                                           config.rope_theta, ComputeType(dtype));
+  s.layers.reserve(static_cast<std::size_t>(config.num_hidden_layers));
+  for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    s.layers.emplace_back(store, dispatcher, config, fmt::format("model.layers.{}.", i),
+                          rope_table);
+  }
+  s.norm = std::make_unique<nn::RmsNorm>(store, "model.norm.weight", config.hidden_size,
+                                         config.rms_norm_eps);
+  s.head = config.tie_word_embeddings
+               ? s.embedding
+               : store.Register(
+                     {.name = "lm_head.weight", .shape = {config.vocab_size, config.hidden_size}});
+}
+
+Mixtral::~Mixtral() = default;
+
+const MixtralConfig& Mixtral::config() const {
+  return state_->config;
+}
+
+void Mixtral::TrainMicroBatch(const data::Batch& batch, const LossScale& scale, LossSums& sums) {
+  const State& s = *state_;
+  nn::Saved saved;
+  State::Pass pass = s.Forward(batch, /*statistics=*/true, &saved);
+  const Tensor aux_grad = s.Statistics(pass, scale, sums);
+
+  const Tensor nll = s.ctx.Empty({batch.num_tokens()}, ComputeType(s.dtype));
+  const Tensor dhidden = s.ctx.Empty(pass.hidden.shape(), s.dtype);
+  {
+    const nn::AcquiredWeight w(*s.store, s.head);
+    ops::LinearCrossEntropy(s.ctx, {.x = pass.hidden,
+                                    .w = w.tensor(),
+                                    .labels = batch.labels,
+                                    .weights = batch.weights,
+                                    .nll = nll,
+                                    .grad_scale = scale.inv_weight_sum,
+                                    .dx = ops::Write(dhidden),
+                                    .dw = s.store->GradientOutput(s.head)});
+  }
+  ops::WeightedSum(s.ctx, nll, batch.weights, ops::Accumulate(sums.weighted_nll));
+  pass = {};
+  s.Backward(batch, dhidden, aux_grad, saved);
+}
+
+Tensor Mixtral::Evaluate(const data::Batch& batch, Tensor* experts) {
+  const State& s = *state_;
+  const State::Pass pass = s.Forward(batch, /*statistics=*/false, nullptr);
+  Tensor nll = s.ctx.Empty({batch.num_tokens()}, ComputeType(s.dtype));
+  const nn::AcquiredWeight w(*s.store, s.head);
+  ops::LinearCrossEntropy(s.ctx, {.x = pass.hidden,
+                                  .w = w.tensor(),
+                                  .labels = batch.labels,
+                                  .weights = batch.weights,
+                                  .nll = nll,
+                                  .grad_scale = {},
+                                  .dx = {},
+                                  .dw = {}});
+  if (experts != nullptr) {
+    const std::int64_t layers = s.config.num_hidden_layers;
+    *experts = s.ctx.Empty({layers, batch.num_tokens(), s.config.num_experts_per_tok}, DType::kI32);
+    for (std::int64_t i = 0; i < layers; ++i) {
+      Convert(pass.routing[static_cast<std::size_t>(i)].router.experts, experts->Select(i));
+    }
+  }
+  return nll;
+}
+
+Mixtral::Logits Mixtral::ComputeLogits(const data::Batch& batch) {
+  const State& s = *state_;
+  const State::Pass pass = s.Forward(batch, /*statistics=*/false, nullptr);
+  Logits out;
+  out.logits = s.ctx.Empty({batch.num_tokens(), s.config.vocab_size}, ComputeType(s.dtype));
+  const nn::AcquiredWeight w(*s.store, s.head);
+  ops::Gemm(s.ctx, pass.hidden, ops::Transpose::kNo, w.tensor(), ops::Transpose::kYes,
+            ops::Write(out.logits));
+  for (const auto& routing : pass.routing) {
+    out.router_logits.push_back(routing.logits);
+    out.experts.push_back(routing.router.experts);
+  }
+  return out;
+}
+
+}  // namespace cistron::model

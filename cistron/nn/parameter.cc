@@ -1,0 +1,92 @@
+#include "cistron/nn/parameter.h"
+
+#include <utility>
+
+#include "cistron/base/philox.h"
+#include "cistron/base/threads.h"
+
+namespace cistron::nn {
+
+void DrawNormal(std::uint64_t seed, std::string_view name, double std, std::int64_t begin,
+                const Tensor& out) {
+  const RandomStream stream(seed, name);
+  DispatchFloat("DrawNormal", out.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    T* values = out.data<T>();
+    ParallelFor(out.numel(), 1 << 12, [&](std::int64_t i) {
+      const double normal = stream.Normal(static_cast<std::uint64_t>(begin + i));
+      values[i] = T(static_cast<Compute<T>>(std * normal));
+    });
+  });
+}
+
+LocalParameterStore::LocalParameterStore(const ops::Context& ctx, DType dtype)
+    : ctx_(ctx), dtype_(dtype) {
+  CISTRON_CHECK(dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16,
+                "parameters: a model's dtype is f64, f32 or bf16, not {}", Name(dtype));
+}
+
+ParameterId LocalParameterStore::Register(const ParameterSpec& spec) {
+  CISTRON_CHECK(Find(spec.name) == nullptr, "parameters: '{}' is registered twice", spec.name);
+  Parameter p;
+  p.spec = spec;
+  p.value = ctx_.Zeros(spec.shape, dtype_);
+  const DType master = ComputeType(dtype_);
+  p.master = master == dtype_ ? p.value : ctx_.Zeros(spec.shape, master);
+  parameters_.push_back(std::move(p));
+  return static_cast<ParameterId>(parameters_.size()) - 1;
+}
+
+Tensor LocalParameterStore::Acquire(ParameterId id) {
+  return parameters_.at(static_cast<std::size_t>(id)).value;
+}
+
+ops::Output LocalParameterStore::GradientOutput(ParameterId id) {
+  Parameter& p = parameters_.at(static_cast<std::size_t>(id));
+  if (!p.grad) p.grad = ctx_.Empty(p.spec.shape, ComputeType(dtype_));
+  const auto mode = p.has_grad ? ops::WriteMode::kAccumulate : ops::WriteMode::kWrite;
+  p.has_grad = true;
+  return {p.grad, mode};
+}
+
+void LocalParameterStore::Initialize(std::uint64_t seed, double std) {
+  for (Parameter& p : parameters_) {
+    switch (p.spec.init) {
+      case ParameterSpec::Init::kNormal: DrawNormal(seed, p.spec.name, std, 0, p.master); break;
+      case ParameterSpec::Init::kZeros: FillZero(p.master); break;
+      case ParameterSpec::Init::kOnes:
+        DispatchFloat("Initialize", p.master.dtype(), [&](auto tag) {
+          using T = typename decltype(tag)::type;
+          for (T& v : p.master.span<T>()) v = T(1.0f);
+        });
+        break;
+    }
+    if (p.value.raw() != p.master.raw()) Convert(p.master, p.value);
+  }
+}
+
+void LocalParameterStore::Assign(std::string_view name, const Tensor& values) {
+  Parameter* p = Find(name);
+  if (p == nullptr) CISTRON_THROW(kNotFound, "parameters: the model has no '{}'", name);
+  CISTRON_CHECK(values.shape() == p->spec.shape, "parameters: '{}' has shape {}, given {}", name,
+                ToString(p->spec.shape), Describe(values));
+  Convert(values, p->master);
+  if (p->value.raw() != p->master.raw()) Convert(p->master, p->value);
+}
+
+void LocalParameterStore::ZeroGradients() {
+  for (Parameter& p : parameters_) p.has_grad = false;
+}
+
+const LocalParameterStore::Parameter* LocalParameterStore::Find(std::string_view name) const {
+  for (const Parameter& p : parameters_) {
+    if (p.spec.name == name) return &p;
+  }
+  return nullptr;
+}
+
+LocalParameterStore::Parameter* LocalParameterStore::Find(std::string_view name) {
+  return const_cast<Parameter*>(std::as_const(*this).Find(name));
+}
+
+}  // namespace cistron::nn

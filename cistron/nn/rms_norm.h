@@ -1,0 +1,37 @@
+// RmsNorm: normalisation with a gain, of a residual stream.
+#pragma once
+
+#include <string>
+
+#include "cistron/nn/parameter.h"
+#include "cistron/nn/saved.h"
+#include "cistron/ops/context.h"
+
+namespace cistron::nn {
+
+class RmsNorm {
+ public:
+  RmsNorm(ParameterStore& store, const std::string& name, std::int64_t width, double eps);
+
+  struct Result {
+    Tensor y;  // [T, H], normalised
+    Tensor h;  // [T, H], the residual stream: x + residual
+  };
+  // `residual` may be undefined. With `saved` null, nothing is kept for backward.
+  Result Forward(const ops::Context& ctx, const Tensor& x, const Tensor& residual,
+                 Saved* saved) const;
+  // `dh`, optional, is the gradient that the stream h receives from elsewhere. Returns the gradient
+  // of h, which is that of x and of residual.
+  Tensor Backward(const ops::Context& ctx, const Tensor& dy, const Tensor& dh, Saved& saved) const;
+
+ private:
+  struct Record {
+    Tensor h, rstd;
+  };
+  ParameterStore* store_;
+  ParameterId gain_;
+  double eps_;
+  std::string name_;
+};
+
+}  // namespace cistron::nn
