@@ -25,7 +25,7 @@ function(cistron_test name)
   endif()
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE ${ARG_DEPS} cistron_flags GTest::gmock GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} cistron_flags cistron_test_main GTest::gmock)
   target_compile_definitions(${name} PRIVATE CISTRON_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
                                              CISTRON_BINARY_DIR="${PROJECT_BINARY_DIR}")
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)

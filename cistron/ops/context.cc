@@ -33,4 +33,11 @@ Context Context::WithImpl(std::string_view choice) const {
   return copy;
 }
 
+Context Context::WithAllocator(Allocator& allocator) const {
+  Context copy = *this;
+  copy.allocator_ = &allocator;
+  copy.stream_.device = allocator.device();
+  return copy;
+}
+
 }  // namespace cistron::ops

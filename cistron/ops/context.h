@@ -30,6 +30,8 @@ class Context {
   std::string PreferredImpl(std::string_view op) const;
   // A copy of this context that prefers `choice`, in the syntax of CISTRON_IMPL.
   Context WithImpl(std::string_view choice) const;
+  // A copy of this context that takes memory from `allocator`, which must outlive it and its tensors.
+  Context WithAllocator(Allocator& allocator) const;
 
  private:
   Stream stream_;
