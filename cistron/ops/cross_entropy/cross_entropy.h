@@ -4,6 +4,9 @@
 //   with gradients:  g_t = grad_scale · weight[t] · (softmax(l_t) − onehot(label[t]))
 //   dx[t] = g_t · w;   dw (= or +=) Σ_t g_t ⊗ x_t
 //
+// g_t is rounded to the dtype of x and w before both products. Where weight[t] = 0 or the label is ignored,
+// g_t is 0 whatever the logits are; nll is not weighted.
+//
 // grad_scale is a device scalar (f64), normally 1 / Σ weights of the global batch, so one pass makes loss
 // and gradients. Σ w·nll and Σ w are sums the caller makes over all micro-batches and ranks.
 //

@@ -15,6 +15,8 @@
 //
 // Shapes: logits [T, E] (f64, f32 or bf16); bias [E] compute type; experts i32 [T, K]; probs [T, K].
 // token_mask u8 [T], optional: tokens with 0 are not routed (experts −1, probs 0) and count nowhere.
+// Tokens outside every sequence of `scopes` are routed (unless masked) but count in no statistic of a loss.
+// Sums over tokens run in fixed blocks, in order: the bits do not depend on the number of threads.
 // Sources: Jiang et al., "Mixtral of experts", 2024; DeepSeek-V3 technical report, 2024.
 #pragma once
 
@@ -54,7 +56,8 @@ void RouterForward(const Context& ctx, const RouterConfig& config, const Tensor&
 
 // Gradient with respect to the logits of Σ dprobs·probs + Σ_r Σ_e aux_grad[r, e]·score_sums[r, e]
 // + Σ_r z_grad[r]·z_sums[r]. Counts are constants.
-//   dprobs [T, K] compute type; aux_grad f64 [R, E]; z_grad f64 [R] (each may be undefined)
+//   dprobs [T, K] compute type; aux_grad f64 [R, E]; z_grad f64 [R] (each may be undefined);
+//   dlogits [T, E] in the dtype of the logits, 0 for masked tokens
 void RouterBackward(const Context& ctx, const RouterConfig& config, const Tensor& dprobs,
                     const Tensor& logits, const Tensor& experts, const Tensor& token_mask,
                     const PackedSequences& scopes, const Tensor& aux_grad, const Tensor& z_grad,

@@ -1,0 +1,15 @@
+// Argument checks that every op makes of its tensors.
+#pragma once
+
+#include <string_view>
+
+#include "cistron/tensor/tensor.h"
+
+namespace cistron::ops {
+
+// Throws kInvalidArgument, naming op and argument, unless `t` is a contiguous tensor of that shape
+// and dtype.
+void CheckTensor(std::string_view op, std::string_view name, const Tensor& t, const Shape& shape,
+                 DType dtype);
+
+}  // namespace cistron::ops

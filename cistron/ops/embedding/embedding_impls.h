@@ -1,0 +1,10 @@
+// The implementations of embedding; private to this folder.
+#pragma once
+
+#include "cistron/ops/embedding/embedding.h"
+
+namespace cistron::ops {
+
+extern const EmbeddingImpl kEmbeddingRef;
+
+}  // namespace cistron::ops
