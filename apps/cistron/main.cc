@@ -1,1 +1,9 @@
-int main() { return 0; }
+#include "apps/cistron/command.h"
+#include "apps/cistron/commands.h"
+
+int main(int argc, char** argv) {
+  using namespace cistron::app;
+  std::vector<std::unique_ptr<Command>> commands;
+  commands.push_back(MakeInfoCommand());
+  return RunProgram(argc, argv, commands);
+}

@@ -1,0 +1,554 @@
+#include "cistron/train/config_schema.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "cistron/base/error.h"
+
+namespace cistron::train {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+struct Range {
+  double low = -kInf, high = kInf;
+  bool low_open = false, high_open = false;
+
+  bool Contains(double x) const {
+    return (low_open ? x > low : x >= low) && (high_open ? x < high : x <= high);
+  }
+  std::string Text() const {
+    if (high == kInf) return low == -kInf ? "" : fmt::format("{} {}", low_open ? ">" : "≥", low);
+    return fmt::format("{}{}, {}{}", low_open ? '(' : '[', low, high, high_open ? ')' : ']');
+  }
+};
+Range AtLeast(double low) {
+  return {.low = low};
+}
+Range Above(double low) {
+  return {.low = low, .low_open = true};
+}
+Range Between(double low, double high) {
+  return {.low = low, .high = high};
+}
+Range HalfOpen(double low, double high) {
+  return {.low = low, .high = high, .high_open = true};
+}
+
+std::string Quote(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+double ParseNumber(const ConfigValue& value, const std::string& text) {
+  double x = 0;
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  if (begin != end && *begin == '+') ++begin;
+  const auto [stop, error] = std::from_chars(begin, end, x);
+  if (value.quoted || error != std::errc() || stop != end || begin == end || !std::isfinite(x)) {
+    CISTRON_THROW(kBadInput, "is not a number");
+  }
+  return x;
+}
+
+std::int64_t ParseInteger(const ConfigValue& value) {
+  std::int64_t n = 0;
+  const std::string& text = value.text;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  if (!value.quoted && error == std::errc() && stop == text.data() + text.size() && !text.empty()) {
+    return n;
+  }
+  // 1e6 and 2.5e6 are how people write large counts.
+  std::optional<double> x;
+  try {
+    x = ParseNumber(value, text);
+  } catch (const Error&) {
+  }
+  if (!x || *x != std::floor(*x) || std::abs(*x) > 0x1p53) {
+    CISTRON_THROW(kBadInput, "is not a whole number");
+  }
+  return static_cast<std::int64_t>(*x);
+}
+
+void NeedScalar(const ConfigValue& value) {
+  if (value.is_list) CISTRON_THROW(kBadInput, "is a list where one value is needed");
+  if (value.is_null) CISTRON_THROW(kBadInput, "is null where a value is needed");
+}
+
+void NeedRange(const Range& range, double x) {
+  if (!range.Contains(x)) CISTRON_THROW(kBadInput, "is out of range: it must be {}", range.Text());
+}
+
+std::vector<std::string> Items(const ConfigValue& value) {
+  if (value.is_null) return {};
+  return value.is_list ? value.items : std::vector<std::string>{value.text};
+}
+
+// Accessors of a (nested) member.
+template <class A>
+auto At(A RunConfig::*a) {
+  return [a](auto& config) -> auto& {
+    return config.*a;
+  };
+}
+template <class A, class B>
+auto At(A RunConfig::*a, B A::*b) {
+  return [ a, b ](auto& config) -> auto& {
+    return config.*a.*b;
+  };
+}
+
+template <class F>
+ConfigKey Integer(std::string name, F at, Range range, std::string help,
+                  KeyRole role = KeyRole::kTunable) {
+  return {std::move(name),
+          "integer",
+          range.Text(),
+          std::move(help),
+          role,
+          [=](RunConfig& config, const ConfigValue& value) {
+            NeedScalar(value);
+            const std::int64_t n = ParseInteger(value);
+            NeedRange(range, static_cast<double>(n));
+            at(config) = static_cast<std::remove_cvref_t<decltype(at(config))>>(n);
+          },
+          [=](const RunConfig& config) { return fmt::format("{}", at(config)); }};
+}
+
+template <class F>
+ConfigKey OptionalInteger(std::string name, F at, Range range, std::string help,
+                          KeyRole role = KeyRole::kIdentity) {
+  return {std::move(name),
+          "integer or null",
+          range.Text(),
+          std::move(help),
+          role,
+          [=](RunConfig& config, const ConfigValue& value) {
+            if (value.is_null) {
+              at(config).reset();
+              return;
+            }
+            NeedScalar(value);
+            const std::int64_t n = ParseInteger(value);
+            NeedRange(range, static_cast<double>(n));
+            at(config) = n;
+          },
+          [=](const RunConfig& config) {
+            return at(config) ? fmt::format("{}", *at(config)) : std::string("null");
+          }};
+}
+
+template <class F>
+ConfigKey Number(std::string name, F at, Range range, std::string help,
+                 KeyRole role = KeyRole::kTunable) {
+  return {std::move(name),
+          "number",
+          range.Text(),
+          std::move(help),
+          role,
+          [=](RunConfig& config, const ConfigValue& value) {
+            NeedScalar(value);
+            const double x = ParseNumber(value, value.text);
+            NeedRange(range, x);
+            at(config) = x;
+          },
+          [=](const RunConfig& config) { return fmt::format("{}", at(config)); }};
+}
+
+template <class F>
+ConfigKey Boolean(std::string name, F at, std::string help, KeyRole role = KeyRole::kTunable) {
+  return {std::move(name),
+          "boolean",
+          "true or false",
+          std::move(help),
+          role,
+          [=](RunConfig& config, const ConfigValue& value) {
+            NeedScalar(value);
+            if (value.text != "true" && value.text != "false") {
+              CISTRON_THROW(kBadInput, "is neither true nor false");
+            }
+            at(config) = value.text == "true";
+          },
+          [=](const RunConfig& config) -> std::string { return at(config) ? "true" : "false"; }};
+}
+
+template <class F>
+ConfigKey PathKey(std::string name, F at, std::string help, KeyRole role) {
+  return {std::move(name),
+          "path",
+          "",
+          std::move(help),
+          role,
+          [=](RunConfig& config, const ConfigValue& value) {
+            if (value.is_null) {
+              at(config).clear();
+              return;
+            }
+            NeedScalar(value);
+            at(config) = value.text;
+          },
+          [=](const RunConfig& config) { return Quote(at(config).string()); }};
+}
+
+template <class F>
+ConfigKey Files(std::string name, F at, std::string help) {
+  return {std::move(name),
+          "path or list of paths",
+          "",
+          std::move(help),
+          KeyRole::kTunable,
+          [=](RunConfig& config, const ConfigValue& value) {
+            at(config).clear();
+            for (const std::string& item : Items(value)) {
+              if (item.empty()) CISTRON_THROW(kBadInput, "holds an empty path");
+              at(config).push_back({item, 1.0});
+            }
+          },
+          [=](const RunConfig& config) {
+            std::vector<std::string> items;
+            for (const data::FileSpec& file : at(config))
+              items.push_back(Quote(file.path.string()));
+            return fmt::format("[{}]", fmt::join(items, ", "));
+          }};
+}
+
+template <class F>
+ConfigKey Texts(std::string name, F at, std::string help) {
+  return {std::move(name),
+          "list of texts",
+          "",
+          std::move(help),
+          KeyRole::kTunable,
+          [=](RunConfig& config, const ConfigValue& value) { at(config) = Items(value); },
+          [=](const RunConfig& config) {
+            std::vector<std::string> items;
+            for (const std::string& text : at(config)) items.push_back(Quote(text));
+            return fmt::format("[{}]", fmt::join(items, ", "));
+          }};
+}
+
+template <class F>
+ConfigKey Numbers(std::string name, F at, Range range, std::string help) {
+  return {
+      std::move(name),
+      "list of numbers",
+      range.Text(),
+      std::move(help),
+      KeyRole::kTunable,
+      [=](RunConfig& config, const ConfigValue& value) {
+        at(config).clear();
+        for (const std::string& item : Items(value)) {
+          const double x = ParseNumber(value, item);
+          NeedRange(range, x);
+          at(config).push_back(x);
+        }
+      },
+      [=](const RunConfig& config) { return fmt::format("[{}]", fmt::join(at(config), ", ")); }};
+}
+
+template <class E>
+struct NamedValue {
+  const char* name;
+  E value;
+};
+
+template <class F, class E, std::size_t N>
+ConfigKey Choice(std::string name, F at, const NamedValue<E> (&choices)[N], std::string help,
+                 KeyRole role) {
+  const std::vector<NamedValue<E>> list(std::begin(choices), std::end(choices));
+  std::vector<std::string> names;
+  for (const auto& choice : list) names.push_back(choice.name);
+  const std::string all = fmt::format("{}", fmt::join(names, "|"));
+  return {std::move(name),
+          all,
+          "",
+          std::move(help),
+          role,
+          [=](RunConfig& config, const ConfigValue& value) {
+            NeedScalar(value);
+            for (const auto& choice : list) {
+              if (value.text == choice.name) {
+                at(config) = choice.value;
+                return;
+              }
+            }
+            CISTRON_THROW(kBadInput, "is not one of {}", all);
+          },
+          [=](const RunConfig& config) -> std::string {
+            for (const auto& choice : list) {
+              if (at(config) == choice.value) return choice.name;
+            }
+            CISTRON_THROW(kInternal, "config: a choice without a name");
+          }};
+}
+
+std::vector<ConfigKey> MakeKeys() {
+  using C = RunConfig;
+  using M = model::MixtralConfig;
+  using D = data::DataConfig;
+  constexpr KeyRole kIdentity = KeyRole::kIdentity;
+  constexpr KeyRole kMechanical = KeyRole::kMechanical;
+  constexpr KeyRole kTunable = KeyRole::kTunable;
+  constexpr NamedValue<DeviceChoice> kDevices[] = {{"cpu", DeviceChoice::kCpu},
+                                                   {"cuda", DeviceChoice::kCuda}};
+  constexpr NamedValue<Precision> kPrecisions[] = {{"fp32", Precision::kFp32},
+                                                   {"bf16", Precision::kBf16},
+                                                   {"fp8_delayed", Precision::kFp8Delayed},
+                                                   {"fp8_current", Precision::kFp8Current},
+                                                   {"fp8_block", Precision::kFp8Block},
+                                                   {"mxfp8", Precision::kMxfp8}};
+  constexpr NamedValue<OnExists> kOnExists[] = {{"auto", OnExists::kAuto},
+                                                {"resume", OnExists::kResume},
+                                                {"fail", OnExists::kFail},
+                                                {"new", OnExists::kNew}};
+  constexpr NamedValue<model::AuxScope> kScopes[] = {{"batch", model::AuxScope::kBatch},
+                                                     {"sequence", model::AuxScope::kSequence}};
+  constexpr NamedValue<data::Alphabet> kAlphabets[] = {{"dna", data::Alphabet::kDna},
+                                                       {"rna", data::Alphabet::kRna},
+                                                       {"protein", data::Alphabet::kProtein},
+                                                       {"bytes", data::Alphabet::kBytes}};
+  constexpr NamedValue<data::SplitRule::Kind> kSplits[] = {
+      {"none", data::SplitRule::Kind::kNone},
+      {"region", data::SplitRule::Kind::kRegion},
+      {"records", data::SplitRule::Kind::kRecords},
+      {"files", data::SplitRule::Kind::kFiles}};
+  const auto split_kind = [](auto& config) -> auto& {
+    return config.data.split.kind;
+  };
+  const auto split_fraction = [](auto& config) -> auto& {
+    return config.data.split.train_fraction;
+  };
+
+  return {
+      Choice("device", At(&C::device), kDevices, "where the run computes", kIdentity),
+      Choice("precision", At(&C::precision), kPrecisions,
+             "number formats: bf16 keeps bf16 weights with fp32 masters", kIdentity),
+      PathKey("output", At(&C::output), "directory of the run", kMechanical),
+      Integer("seed", At(&C::seed), AtLeast(0), "seed of weights and data order", kIdentity),
+      Integer("threads", At(&C::threads), AtLeast(0), "0: all that the machine grants",
+              kMechanical),
+      Boolean("strict", At(&C::strict), "a fast path that does not fire is an error", kMechanical),
+      Choice("aux_scope", At(&C::model, &M::aux_scope), kScopes,
+             "tokens over which the auxiliary loss takes its statistics", kIdentity),
+      Choice(
+          "run.on_exists", [](auto& c) -> auto& { return c.run.on_exists; }, kOnExists,
+          "when output holds a run; auto: resume if the configuration matches, else fail",
+          kMechanical),
+      PathKey("init.from", At(&C::init, &InitOptions::from),
+              "Hugging Face directory or checkpoint to take the initial weights from", kIdentity),
+
+      Integer("model.vocab_size", At(&C::model, &M::vocab_size), AtLeast(1), "token ids",
+              kIdentity),
+      Integer("model.hidden_size", At(&C::model, &M::hidden_size), AtLeast(1), "width", kIdentity),
+      Integer("model.intermediate_size", At(&C::model, &M::intermediate_size), AtLeast(1),
+              "width of each expert", kIdentity),
+      Integer("model.num_hidden_layers", At(&C::model, &M::num_hidden_layers), AtLeast(1), "layers",
+              kIdentity),
+      Integer("model.num_attention_heads", At(&C::model, &M::num_attention_heads), AtLeast(1),
+              "query heads", kIdentity),
+      Integer("model.num_key_value_heads", At(&C::model, &M::num_key_value_heads), AtLeast(1),
+              "key and value heads", kIdentity),
+      OptionalInteger("model.head_dim", At(&C::model, &M::head_dim), AtLeast(1),
+                      "null: hidden_size / num_attention_heads"),
+      Integer("model.num_local_experts", At(&C::model, &M::num_local_experts), AtLeast(1),
+              "experts a layer", kIdentity),
+      Integer("model.num_experts_per_tok", At(&C::model, &M::num_experts_per_tok), AtLeast(1),
+              "experts that each token uses", kIdentity),
+      Integer("model.max_position_embeddings", At(&C::model, &M::max_position_embeddings),
+              AtLeast(1), "longest sequence, for the exported model", kIdentity),
+      OptionalInteger("model.sliding_window", At(&C::model, &M::sliding_window), AtLeast(1),
+                      "keys that a query sees; null: all before it"),
+      Number("model.rope_theta", At(&C::model, &M::rope_theta), Above(0),
+             "base of the rotary angles", kIdentity),
+      Number("model.rms_norm_eps", At(&C::model, &M::rms_norm_eps), Above(0),
+             "epsilon of the norms", kIdentity),
+      Number("model.initializer_range", At(&C::model, &M::initializer_range), Above(0),
+             "standard deviation of the initial weights", kIdentity),
+      Number("model.router_aux_loss_coef", At(&C::model, &M::router_aux_loss_coef), AtLeast(0),
+             "coefficient of the auxiliary loss"),
+      Boolean("model.output_router_logits", At(&C::model, &M::output_router_logits),
+              "true: the auxiliary loss is part of the training loss"),
+      Boolean("model.tie_word_embeddings", At(&C::model, &M::tie_word_embeddings),
+              "one matrix for embedding and head", kIdentity),
+      OptionalInteger("model.bos_token_id", At(&C::model, &M::bos_token_id), AtLeast(0),
+                      "written to the exported model"),
+      OptionalInteger("model.eos_token_id", At(&C::model, &M::eos_token_id), AtLeast(0),
+                      "written to the exported model"),
+      OptionalInteger("model.pad_token_id", At(&C::model, &M::pad_token_id), AtLeast(0),
+                      "written to the exported model"),
+
+      Files("data.train", At(&C::data, &D::train), "FASTA or JSONL files, plain, gzip or bgzip"),
+      Numbers("data.weights", At(&C::data_weights), Above(0),
+              "mixing weights of data.train; empty: all 1"),
+      Files("data.heldout", At(&C::data, &D::heldout), "held-out files, for data.split=files"),
+      Choice("data.alphabet", At(&C::data, &D::alphabet), kAlphabets, "letters of the sequences",
+             kIdentity),
+      Choice("data.split", split_kind, kSplits,
+             "what is held out: the end of each record, whole records, files, nothing", kTunable),
+      Number("data.train_fraction", split_fraction, HalfOpen(0, 1),
+             "part that trains under data.split=region or records"),
+      Integer("data.seq_len", At(&C::data, &D::seq_len), AtLeast(2), "tokens of a row", kIdentity),
+      Integer("data.stride", At(&C::data, &D::stride), AtLeast(0),
+              "bases between the starts of training windows; 0: seq_len", kIdentity),
+      Number("data.reverse_complement", At(&C::data, &D::reverse_complement), Between(0, 1),
+             "probability that a training window is read from the other strand"),
+      Boolean("data.upper_case", At(&C::data, &D::upper_case), "read lower case as upper case"),
+      Number("data.soft_mask_weight", At(&C::data, &D::soft_mask_weight), Between(0, 1),
+             "weight of the loss of lower-case bases"),
+      Boolean("data.begin_token", At(&C::data, &D::begin_token), "a begin token before each record",
+              kIdentity),
+      Boolean("data.end_token", At(&C::data, &D::end_token), "an end token after each record",
+              kIdentity),
+      Texts("data.tag_delimiters", At(&C::data, &D::tag_delimiters),
+            "text between a pair of these is not scored"),
+      PathKey("data.cache_dir", At(&C::data, &D::cache_dir),
+              "where files that cannot seek are kept decoded", kMechanical),
+      Integer("data.cache_limit_bytes", At(&C::data, &D::cache_limit_bytes), AtLeast(0),
+              "size limit of that cache", kMechanical),
+
+      Integer("batch.global_tokens", At(&C::batch, &BatchOptions::global_tokens), AtLeast(1),
+              "tokens of a step", kIdentity),
+      Integer("batch.micro_tokens", At(&C::batch, &BatchOptions::micro_tokens), AtLeast(0),
+              "tokens computed at once; 0: the whole batch"),
+      Integer("train.steps", At(&C::train, &TrainOptions::steps), AtLeast(1), "updates in all"),
+
+      Number("optim.lr", At(&C::optim, &OptimOptions::lr), AtLeast(0), "peak learning rate"),
+      Number("optim.beta1", At(&C::optim, &OptimOptions::beta1), HalfOpen(0, 1), "AdamW"),
+      Number("optim.beta2", At(&C::optim, &OptimOptions::beta2), HalfOpen(0, 1), "AdamW"),
+      Number("optim.eps", At(&C::optim, &OptimOptions::eps), AtLeast(0), "AdamW"),
+      Number("optim.weight_decay", At(&C::optim, &OptimOptions::weight_decay), AtLeast(0),
+             "decoupled decay, multiplied by the rate"),
+      Boolean("optim.decay_all", At(&C::optim, &OptimOptions::decay_all),
+              "norms and biases decay too, as torch does without groups"),
+      Integer("optim.warmup_steps", At(&C::optim, &OptimOptions::warmup_steps), AtLeast(0),
+              "updates of linear warm-up"),
+      Integer("optim.decay_end", At(&C::optim, &OptimOptions::decay_end), AtLeast(0),
+              "update at which the cosine reaches its floor; 0: the last"),
+      Number("optim.floor_ratio", At(&C::optim, &OptimOptions::floor_ratio), Between(0, 1),
+             "floor of the rate as a part of the peak"),
+      Number("optim.clip", At(&C::optim, &OptimOptions::clip), AtLeast(0),
+             "largest global gradient norm; 0: no clipping"),
+
+      Integer("eval.every", At(&C::eval, &EvalOptions::every), AtLeast(0),
+              "steps between held-out evaluations; 0: only at the end"),
+      Integer("eval.tokens", At(&C::eval, &EvalOptions::tokens), AtLeast(0),
+              "tokens of such an evaluation, evenly spread; 0: the whole held-out part"),
+      Integer("checkpoint.every", At(&C::checkpoint, &CheckpointOptions::every), AtLeast(0),
+              "steps between checkpoints; 0: only at the end", kMechanical),
+      Integer("checkpoint.keep", At(&C::checkpoint, &CheckpointOptions::keep), AtLeast(1),
+              "checkpoints kept", kMechanical),
+      Integer("parallel.dp", At(&C::parallel, &ParallelOptions::dp), AtLeast(1),
+              "data-parallel groups"),
+      Integer("parallel.ep", At(&C::parallel, &ParallelOptions::ep), AtLeast(1),
+              "ranks that share the experts"),
+      Integer("log.every", At(&C::log, &LogOptions::every), AtLeast(1),
+              "steps between lines when the output is not a terminal", kMechanical),
+  };
+}
+
+}  // namespace
+
+std::span<const ConfigKey> ConfigKeys() {
+  static const std::vector<ConfigKey> keys = MakeKeys();
+  return keys;
+}
+
+const ConfigKey* FindConfigKey(const std::string& name) {
+  for (const ConfigKey& key : ConfigKeys()) {
+    if (key.name == name) return &key;
+  }
+  return nullptr;
+}
+
+int EditDistance(const std::string& a, const std::string& b) {
+  std::vector<std::vector<int>> d(a.size() + 1, std::vector<int>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) {
+    for (std::size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        d[i][j] = static_cast<int>(i + j);
+        continue;
+      }
+      d[i][j] =
+          std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+      }
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
+const ConfigKey& NearestConfigKey(const std::string& name) {
+  // A key without its group ("lr", "hidden_size") is near the full one.
+  const auto distance = [&name](const ConfigKey& key) {
+    const std::size_t dot = key.name.find('.');
+    const int whole = EditDistance(name, key.name);
+    if (dot == std::string::npos) return whole;
+    return std::min(whole, EditDistance(name, key.name.substr(dot + 1)) + 1);
+  };
+  const auto keys = ConfigKeys();
+  return *std::min_element(keys.begin(), keys.end(), [&](const ConfigKey& a, const ConfigKey& b) {
+    return distance(a) < distance(b);
+  });
+}
+
+void SetConfigValue(LoadedConfig& loaded, const std::string& name, const ConfigValue& value,
+                    const ConfigOrigin& origin) {
+  const ConfigKey* key = FindConfigKey(name);
+  if (key == nullptr) {
+    CISTRON_THROW(kBadInput,
+                  "{}: there is no key '{}'; the nearest is '{}' (`cistron train --keys` "
+                  "lists all)",
+                  ToString(origin), name, NearestConfigKey(name).name);
+  }
+  try {
+    key->set(loaded.config, value);
+  } catch (const Error& error) {
+    const std::string range = key->range.empty() ? "" : ", " + key->range;
+    throw Error(ErrorCode::kBadInput, fmt::format("{}: {}={} {} ({}{})", ToString(origin), name,
+                                                  value.is_null ? "null" : value.text,
+                                                  error.message(), key->type, range));
+  }
+  loaded.origins[name] = origin;
+}
+
+std::string DescribeConfigKeys() {
+  const RunConfig defaults;
+  std::string out;
+  for (const ConfigKey& key : ConfigKeys()) {
+    const std::string value = fmt::format("{}={}", key.name, key.get(defaults));
+    const bool says_range = !key.range.empty() && key.type != "boolean";
+    out += fmt::format("  {:<38} {}\n  {:<38}   {}{}{}\n", value, key.help, "", key.type,
+                       says_range ? ", " : "", says_range ? key.range : "");
+  }
+  return out;
+}
+
+std::vector<ConfigDifference> CompareConfigs(const RunConfig& saved, const RunConfig& given) {
+  std::vector<ConfigDifference> differences;
+  for (const ConfigKey& key : ConfigKeys()) {
+    if (key.role == KeyRole::kMechanical) continue;
+    std::string a = key.get(saved), b = key.get(given);
+    if (a != b) differences.push_back({key.name, key.role, std::move(a), std::move(b)});
+  }
+  return differences;
+}
+
+}  // namespace cistron::train

@@ -1,0 +1,62 @@
+// metrics.jsonl: one JSON object a step, in order, no step twice.
+//
+//   {"step": 1, "tokens_seen": 2048, "loss": …, "aux_loss": …, "grad_norm": …, "lr": …, "step_ms":
+//   …,
+//    "tokens_per_s": …, "unpadded_tokens_per_s": …, "mfu": null, "memory_peak_bytes": …,
+//    "load_entropy": [L], "expert_load": [L][E], "heldout_loss": …, "heldout_bits_per_base": …}
+// loss is the cross-entropy (weighted mean over the global batch, nats), without the auxiliary
+// loss, which stands beside it, without its coefficient. expert_load is each expert's share of a
+// layer's assignments; load_entropy that distribution's entropy over its largest value, ln E (1:
+// even). The held-out fields are there on steps that evaluated.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cistron::train {
+
+struct HeldoutMetrics {
+  double loss = 0;
+  double bits_per_base = 0;
+  std::int64_t bases = 0;  // scored
+};
+
+struct StepMetrics {
+  std::int64_t step = 0;
+  std::int64_t tokens_seen = 0;
+  double loss = 0, aux_loss = 0, grad_norm = 0, lr = 0;
+  double step_ms = 0, tokens_per_s = 0, unpadded_tokens_per_s = 0;
+  std::optional<double> mfu;
+  std::int64_t memory_peak_bytes = 0;
+  std::vector<std::vector<double>> expert_load;
+  std::vector<double> load_entropy;
+  std::optional<HeldoutMetrics> heldout;
+};
+
+std::string ToJson(const StepMetrics& metrics);
+// Throws kBadInput with `where`.
+StepMetrics ParseStepMetrics(const std::string& line, const std::string& where);
+// Every complete line; a last line that a crash cut short is left out. Empty when there is no file.
+std::vector<StepMetrics> ReadMetrics(const std::filesystem::path& file);
+
+// Shares of a layer's assignments and their entropy over ln E.
+void SetExpertLoad(const std::vector<std::vector<std::int64_t>>& counts, StepMetrics& metrics);
+
+class MetricsWriter {
+ public:
+  // Continues after `last_step`: later lines, and one cut short, are removed first. 0 starts anew.
+  MetricsWriter(const std::filesystem::path& file, std::int64_t last_step);
+  ~MetricsWriter();
+  // Appends a line and flushes it.
+  void Write(const StepMetrics& metrics);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace cistron::train

@@ -1,0 +1,241 @@
+// Reading and writing of configurations. yaml-cpp stands behind it and is included here alone.
+#include "cistron/train/run_config.h"
+
+#include <fmt/format.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <system_error>
+
+#include "cistron/base/env.h"
+#include "cistron/base/error.h"
+#include "cistron/train/config_schema.h"
+
+namespace cistron::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string ReadText(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in || fs::is_directory(path)) {
+    CISTRON_THROW(kNotFound, "{}: the configuration cannot be opened", path.string());
+  }
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// Alone, with no tag, "~" and "null" are null; quotes make text of anything.
+ConfigValue ToValue(const YAML::Node& node, const std::string& key, const ConfigOrigin& origin) {
+  ConfigValue value;
+  if (node.IsNull()) {
+    value.is_null = true;
+    return value;
+  }
+  if (node.IsScalar()) {
+    value.text = node.Scalar();
+    value.quoted = node.Tag() == "!";
+    return value;
+  }
+  if (!node.IsSequence()) {
+    CISTRON_THROW(kBadInput, "{}: {} holds a map where a value is needed", ToString(origin), key);
+  }
+  value.is_list = true;
+  for (const YAML::Node& item : node) {
+    if (!item.IsScalar()) {
+      CISTRON_THROW(kBadInput, "{}: {} holds a list whose elements are not plain values",
+                    ToString(origin), key);
+    }
+    value.items.push_back(item.Scalar());
+  }
+  value.text = fmt::format("[{}]", fmt::join(value.items, ", "));
+  return value;
+}
+
+// Names of the groups of the schema: "model", "data", …
+bool IsGroup(const std::string& name) {
+  for (const ConfigKey& key : ConfigKeys()) {
+    if (key.name.size() > name.size() && key.name.compare(0, name.size(), name) == 0 &&
+        key.name[name.size()] == '.') {
+      return true;
+    }
+  }
+  return false;
+}
+
+void ReadMap(const YAML::Node& map, const std::string& prefix, const std::string& file,
+             std::set<std::string>& seen, LoadedConfig& loaded) {
+  for (const auto& entry : map) {
+    const ConfigOrigin origin{file, entry.first.Mark().line + 1};
+    if (!entry.first.IsScalar()) {
+      CISTRON_THROW(kBadInput, "{}: a key must be a plain name", ToString(origin));
+    }
+    const std::string name = prefix + entry.first.Scalar();
+    if (entry.second.IsMap() && IsGroup(name)) {
+      ReadMap(entry.second, name + ".", file, seen, loaded);
+      continue;
+    }
+    if (!seen.insert(name).second) {
+      CISTRON_THROW(kBadInput, "{}: {} is given twice in this file", ToString(origin), name);
+    }
+    if (IsGroup(name) && !entry.second.IsNull()) {
+      CISTRON_THROW(kBadInput, "{}: {} is a group of keys; write its keys below it, indented",
+                    ToString(origin), name);
+    }
+    if (IsGroup(name)) continue;
+    SetConfigValue(loaded, name, ToValue(entry.second, name, origin), origin);
+  }
+}
+
+YAML::Node ParseYaml(const std::string& text, const std::string& name) {
+  try {
+    return YAML::Load(text);
+  } catch (const YAML::Exception& error) {
+    const int line = error.mark.is_null() ? 1 : error.mark.line + 1;
+    CISTRON_THROW(kBadInput, "{}:{}: this is not YAML: {}", name, line, error.msg);
+  }
+}
+
+void ApplyOverride(const std::string& text, LoadedConfig& loaded) {
+  const ConfigOrigin origin{"the command line", 0};
+  const std::size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    CISTRON_THROW(kBadInput, "the command line: '{}' is not of the form key=value{}", text,
+                  FindConfigKey(text) ? "; write " + text + "=VALUE" : std::string());
+  }
+  const std::string key = text.substr(0, equals), written = text.substr(equals + 1);
+  // Only null, lists and quoted texts need YAML; everything else is the text itself, so that a
+  // path may hold any character.
+  ConfigValue value;
+  if (written == "null" || written == "~") {
+    value.is_null = true;
+  } else if (!written.empty() && (written[0] == '[' || written[0] == '"' || written[0] == '\'')) {
+    try {
+      value = ToValue(YAML::Load(written), key, origin);
+    } catch (const YAML::Exception& error) {
+      CISTRON_THROW(kBadInput, "the command line: the value of {} cannot be read: {}", text,
+                    error.msg);
+    }
+  } else {
+    value.text = written;
+  }
+  SetConfigValue(loaded, key, value, origin);
+}
+
+std::vector<fs::path> Presets(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::error_code ignored;
+  for (fs::directory_iterator it(folder, ignored), end; it != end; it.increment(ignored)) {
+    if (it->path().extension() == ".yaml") files.push_back(it->path());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace
+
+std::string ToString(const ConfigOrigin& origin) {
+  return origin.line > 0 ? fmt::format("{}:{}", origin.file, origin.line) : origin.file;
+}
+
+std::string LoadedConfig::Where(const std::string& key) const {
+  const auto it = origins.find(key);
+  return it == origins.end() ? key : fmt::format("{} ({})", key, ToString(it->second));
+}
+
+LoadedConfig ParseRunConfig(const std::string& yaml, const std::string& name,
+                            const std::vector<std::string>& overrides) {
+  LoadedConfig loaded;
+  const YAML::Node root = ParseYaml(yaml, name);
+  if (root.IsMap()) {
+    std::set<std::string> seen;
+    ReadMap(root, "", name, seen, loaded);
+  } else if (!root.IsNull()) {
+    CISTRON_THROW(kBadInput, "{}:1: a configuration is a list of `key: value` lines", name);
+  }
+  for (const std::string& text : overrides) ApplyOverride(text, loaded);
+  return loaded;
+}
+
+LoadedConfig LoadRunConfig(const fs::path& yaml_file, const std::vector<std::string>& overrides) {
+  const std::string text = yaml_file.empty() ? std::string() : ReadText(yaml_file);
+  return ParseRunConfig(text, yaml_file.string(), overrides);
+}
+
+std::vector<fs::path> PresetFolders() {
+  std::vector<fs::path> folders;
+  if (const auto path = GetEnv("CISTRON_CONFIG_PATH")) {
+    std::size_t begin = 0;
+    while (begin <= path->size()) {
+      const std::size_t end = std::min(path->find(':', begin), path->size());
+      if (end > begin) folders.emplace_back(path->substr(begin, end - begin));
+      begin = end + 1;
+    }
+  }
+  folders.emplace_back("configs");
+  std::error_code ignored;
+  const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
+  if (!program.empty()) {
+    // PREFIX/bin/cistron of an installation.
+    folders.push_back(program.parent_path().parent_path() / "share/cistron/configs");
+  }
+  folders.emplace_back(CISTRON_SOURCE_CONFIGS);
+  return folders;
+}
+
+fs::path FindPreset(const std::string& name) {
+  std::error_code ignored;
+  if (fs::is_regular_file(name, ignored)) return name;
+  std::string sought, known;
+  std::set<fs::path> seen;
+  for (const fs::path& folder : PresetFolders()) {
+    const fs::path file = folder / (name + ".yaml");
+    if (fs::is_regular_file(file, ignored)) return file;
+    if (!seen.insert(fs::weakly_canonical(folder, ignored)).second) continue;
+    sought += "\n  " + folder.string();
+    for (const fs::path& preset : Presets(folder)) known += " " + preset.stem().string();
+  }
+  CISTRON_THROW(kNotFound,
+                "there is no preset '{}', nor a file of that name; known presets:{}; "
+                "sought in{}",
+                name, known.empty() ? " none" : known, sought);
+}
+
+void ResolveDataPaths(RunConfig& config, const fs::path& preset) {
+  std::error_code ignored;
+  const fs::path folder = fs::absolute(preset, ignored).parent_path();
+  const auto resolve = [&](fs::path& path) {
+    if (path.is_relative() && !fs::exists(path, ignored) && !preset.empty()) {
+      for (const fs::path& base : {folder, folder.parent_path()}) {
+        if (fs::exists(base / path, ignored)) {
+          path = base / path;
+          break;
+        }
+      }
+    }
+    path = fs::weakly_canonical(fs::absolute(path));
+  };
+  for (data::FileSpec& file : config.data.train) resolve(file.path);
+  for (data::FileSpec& file : config.data.heldout) resolve(file.path);
+  if (!config.init.from.empty()) resolve(config.init.from);
+}
+
+std::string ToYaml(const RunConfig& config) {
+  std::string out, group;
+  for (const ConfigKey& key : ConfigKeys()) {
+    const std::size_t dot = key.name.find('.');
+    if (dot == std::string::npos) {
+      out += fmt::format("{}: {}\n", key.name, key.get(config));
+      continue;
+    }
+    const std::string prefix = key.name.substr(0, dot);
+    if (prefix != group) out += fmt::format("{}:\n", prefix);
+    group = prefix;
+    out += fmt::format("  {}: {}\n", key.name.substr(dot + 1), key.get(config));
+  }
+  return out;
+}
+
+}  // namespace cistron::train

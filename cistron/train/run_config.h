@@ -1,0 +1,144 @@
+// The configuration of a run: everything that decides what it computes, and where it writes.
+//
+// Values come, later ones over earlier ones, from the defaults here, a YAML preset, and `key=value`
+// overrides. The keys, their types, ranges and help are one table (config_schema.h).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cistron/data/stream.h"
+#include "cistron/model/mixtral_config.h"
+#include "cistron/train/schedule.h"
+
+namespace cistron::train {
+
+enum class DeviceChoice { kCpu, kCuda };
+enum class Precision { kFp32, kBf16, kFp8Delayed, kFp8Current, kFp8Block, kMxfp8 };
+
+// What to do when the output directory holds a run already.
+enum class OnExists {
+  kAuto,    // resume when the effective configuration matches, else fail and show what differs
+  kResume,  // resume; keys that leave the state meaningful may differ
+  kFail,
+  kNew,  // keep the old run under another name and start anew
+};
+
+struct RunOptions {
+  OnExists on_exists = OnExists::kAuto;
+};
+struct InitOptions {
+  std::filesystem::path from;  // Hugging Face directory or checkpoint: weights only
+};
+struct BatchOptions {
+  std::int64_t global_tokens = 2048;
+  std::int64_t micro_tokens = 0;  // 0: the whole batch at once
+};
+struct TrainOptions {
+  std::int64_t steps = 1000;
+};
+struct EvalOptions {
+  std::int64_t every = 200;     // 0: only at the end
+  std::int64_t tokens = 65536;  // of the held-out part, evenly spread; 0: all of it
+};
+struct ParallelOptions {
+  std::int64_t dp = 1;
+  std::int64_t ep = 1;
+};
+struct OptimOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  bool decay_all = false;
+  std::int64_t warmup_steps = 0;
+  std::int64_t decay_end = 0;  // 0: the last step
+  double floor_ratio = 0.0;
+  double clip = 1.0;  // 0: no clipping
+};
+struct CheckpointOptions {
+  std::int64_t every = 500;  // 0: only at the end
+  std::int64_t keep = 2;
+};
+struct LogOptions {
+  std::int64_t every = 20;  // steps between lines when not on a terminal
+};
+
+struct RunConfig {
+  DeviceChoice device = DeviceChoice::kCpu;
+  Precision precision = Precision::kFp32;
+  std::filesystem::path output;
+  std::uint64_t seed = 1;
+  std::int64_t threads = 0;  // 0: all that the machine grants
+  bool strict = false;       // a fast path that does not fire is an error
+  RunOptions run;
+  InitOptions init;
+  model::MixtralConfig model;
+  data::DataConfig data;
+  std::vector<double> data_weights;  // mixing weights, one a training file; empty: all 1
+  BatchOptions batch;
+  TrainOptions train;
+  OptimOptions optim;
+  EvalOptions eval;
+  CheckpointOptions checkpoint;
+  ParallelOptions parallel;
+  LogOptions log;
+
+  std::int64_t RowsPerStep() const { return batch.global_tokens / data.seq_len; }
+  std::int64_t RowsPerMicroBatch() const {
+    return (batch.micro_tokens > 0 ? batch.micro_tokens : batch.global_tokens) / data.seq_len;
+  }
+  Schedule MakeSchedule() const {
+    return {optim.lr, optim.warmup_steps, optim.decay_end > 0 ? optim.decay_end : train.steps,
+            optim.floor_ratio};
+  }
+};
+
+// Where a value was written: for errors. Line 0: a command line.
+struct ConfigOrigin {
+  std::string file;
+  int line = 0;
+};
+std::string ToString(
+    const ConfigOrigin& origin);  // "configs/L0_sanity.yaml:12", "the command line"
+
+// A configuration and where each key that was set came from.
+struct LoadedConfig {
+  RunConfig config;
+  std::map<std::string, ConfigOrigin> origins;
+
+  // "model.hidden_size (configs/x.yaml:3)", or the key alone when it has its default.
+  std::string Where(const std::string& key) const;
+};
+
+// Reads a preset (may be empty: defaults alone) and applies overrides `key=value`. Checks each
+// value's type and range, not yet how they fit together. Throws kBadInput with key, value, file and
+// line.
+LoadedConfig LoadRunConfig(const std::filesystem::path& yaml_file,
+                           const std::vector<std::string>& overrides);
+// The same from the text of a preset, `name` standing for the file in errors.
+LoadedConfig ParseRunConfig(const std::string& yaml, const std::string& name,
+                            const std::vector<std::string>& overrides);
+
+// Finds a preset: a path to a YAML file, or a name sought in $CISTRON_CONFIG_PATH
+// (colon-separated), the configs/ of the working directory, of the source tree and of the
+// installation. Throws kNotFound with the presets that there are.
+std::filesystem::path FindPreset(const std::string& name);
+std::vector<std::filesystem::path> PresetFolders();
+
+// Relative data files that do not exist from the working directory are sought beside the preset and
+// one folder above it, so that a preset's own files are found from anywhere. Makes them absolute.
+void ResolveDataPaths(RunConfig& config, const std::filesystem::path& preset);
+
+// Checks that the values fit together and are done by this version, before anything is read or
+// written. Throws kBadInput or kUnsupported naming the keys and what to change.
+void CheckRunConfig(const LoadedConfig& loaded);
+
+// The effective configuration as YAML, every key, in the order of the schema.
+std::string ToYaml(const RunConfig& config);
+
+}  // namespace cistron::train

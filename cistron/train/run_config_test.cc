@@ -1,0 +1,189 @@
+// Configurations: what is accepted, what each error says.
+#include "cistron/train/run_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "cistron/base/error.h"
+#include "cistron/train/config_schema.h"
+
+namespace cistron::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string ErrorOf(const std::string& yaml, const std::vector<std::string>& overrides = {}) {
+  try {
+    CheckRunConfig(ParseRunConfig(yaml, "test.yaml", overrides));
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.code() == ErrorCode::kBadInput || error.code() == ErrorCode::kUnsupported);
+    return error.message();
+  }
+  return "";
+}
+
+const std::vector<std::string> kLegal = {"data.train=a.fa", "output=out", "data.seq_len=256"};
+std::string ErrorOfOverride(const std::string& text) {
+  std::vector<std::string> overrides = kLegal;
+  overrides.push_back(text);
+  return ErrorOf("", overrides);
+}
+
+TEST(RunConfig, OverridesWinOverThePreset) {
+  const LoadedConfig loaded = ParseRunConfig("seed: 3\nmodel:\n  hidden_size: 64\n", "test.yaml",
+                                             {"model.hidden_size=96", "optim.lr=3e-4"});
+  EXPECT_EQ(loaded.config.seed, 3u);
+  EXPECT_EQ(loaded.config.model.hidden_size, 96);
+  EXPECT_EQ(loaded.config.optim.lr, 3e-4);
+  EXPECT_EQ(loaded.Where("seed"), "seed (test.yaml:1)");
+  EXPECT_EQ(loaded.Where("model.hidden_size"), "model.hidden_size (the command line)");
+  EXPECT_EQ(loaded.Where("train.steps"), "train.steps");
+}
+
+TEST(RunConfig, DottedKeysInYaml) {
+  EXPECT_EQ(ParseRunConfig("model.hidden_size: 64\n", "t", {}).config.model.hidden_size, 64);
+}
+
+TEST(RunConfig, ListsAndNull) {
+  const RunConfig c = ParseRunConfig("data:\n  train: [a.fa, b.fa]\n  weights: [1, 2.5]\n", "t",
+                                     {"model.head_dim=24", "model.sliding_window=null"})
+                          .config;
+  ASSERT_EQ(c.data.train.size(), 2u);
+  EXPECT_EQ(c.data.train[1].path, "b.fa");
+  EXPECT_EQ(c.data_weights, (std::vector<double>{1, 2.5}));
+  EXPECT_EQ(c.model.head_dim, 24);
+  EXPECT_FALSE(c.model.sliding_window);
+  EXPECT_EQ(ParseRunConfig("", "t", {"data.train=[x.fa,y.fa]"}).config.data.train.size(), 2u);
+}
+
+TEST(RunConfig, WholeNumbersMayBeWrittenWithAnExponent) {
+  EXPECT_EQ(ParseRunConfig("", "t", {"batch.global_tokens=2.5e6"}).config.batch.global_tokens,
+            2500000);
+  EXPECT_THAT(ErrorOfOverride("train.steps=1.5"), HasSubstr("is not a whole number"));
+}
+
+TEST(RunConfig, UnknownKeyNamesTheNearest) {
+  EXPECT_THAT(ErrorOf("model:\n  hiden_size: 64\n"),
+              AllOf(HasSubstr("test.yaml:2"), HasSubstr("'model.hiden_size'"),
+                    HasSubstr("'model.hidden_size'")));
+  EXPECT_THAT(ErrorOfOverride("lr=1"), AllOf(HasSubstr("command line"), HasSubstr("'optim.lr'")));
+  EXPECT_THAT(ErrorOfOverride("batch.gobal_tokens=1"), HasSubstr("'batch.global_tokens'"));
+}
+
+TEST(RunConfig, WrongTypeAndRangeNameKeyValueFileLine) {
+  EXPECT_THAT(ErrorOf("seed: 1\nmodel:\n  hidden_size: wide\n"),
+              AllOf(HasSubstr("test.yaml:3"), HasSubstr("model.hidden_size=wide"),
+                    HasSubstr("whole number"), HasSubstr("≥ 1")));
+  EXPECT_THAT(ErrorOf("data:\n  reverse_complement: 1.5\n"),
+              AllOf(HasSubstr("test.yaml:2"), HasSubstr("1.5"), HasSubstr("[0, 1]")));
+  EXPECT_THAT(ErrorOfOverride("device=tpu"), HasSubstr("cpu|cuda"));
+  EXPECT_THAT(ErrorOfOverride("data.upper_case=yes"), HasSubstr("neither true nor false"));
+  EXPECT_THAT(ErrorOfOverride("optim.lr=nan"), HasSubstr("is not a number"));
+  EXPECT_THAT(ErrorOfOverride("optim.lr=\"1\""), HasSubstr("is not a number"));
+  EXPECT_THAT(ErrorOfOverride("optim.lr=[1]"), HasSubstr("is a list"));
+  EXPECT_THAT(ErrorOfOverride("optim.beta2=1"), HasSubstr("[0, 1)"));
+  EXPECT_THAT(ErrorOfOverride("seed=-1"), HasSubstr("≥ 0"));
+}
+
+TEST(RunConfig, MalformedYamlAndOverrides) {
+  EXPECT_THAT(ErrorOf("a: [1\n"), AllOf(HasSubstr("test.yaml:"), HasSubstr("not YAML")));
+  EXPECT_THAT(ErrorOf("- 1\n"), HasSubstr("key: value"));
+  EXPECT_THAT(ErrorOf("seed: 1\nseed: 2\n"), AllOf(HasSubstr(":2"), HasSubstr("twice")));
+  EXPECT_THAT(ErrorOf("model: 3\n"), HasSubstr("group of keys"));
+  EXPECT_THAT(ErrorOf("seed: {a: 1}\n"), HasSubstr("map"));
+  EXPECT_THAT(ErrorOfOverride("train.steps"), HasSubstr("train.steps=VALUE"));
+}
+
+TEST(RunConfig, ValuesMustFitTogether) {
+  EXPECT_THAT(ErrorOfOverride("model.num_experts_per_tok=9"), HasSubstr("9 of 8 experts"));
+  EXPECT_THAT(ErrorOfOverride("model.hidden_size=130"), HasSubstr("not divisible by 4 heads"));
+  EXPECT_THAT(ErrorOfOverride("model.num_key_value_heads=3"), HasSubstr("divide"));
+  EXPECT_THAT(ErrorOfOverride("model.head_dim=7"), HasSubstr("odd"));
+  EXPECT_THAT(ErrorOfOverride("model.vocab_size=64"), HasSubstr("at least 128"));
+  EXPECT_THAT(ErrorOfOverride("batch.global_tokens=2000"), HasSubstr("nearest is 2048"));
+  EXPECT_THAT(ErrorOfOverride("batch.micro_tokens=4096"),
+              HasSubstr("larger than the global batch"));
+  EXPECT_THAT(ErrorOfOverride("optim.warmup_steps=2000"), HasSubstr("warm-up"));
+  EXPECT_THAT(ErrorOfOverride("data.weights=[1,2]"), HasSubstr("2 mixing weights for 1 files"));
+  EXPECT_THAT(ErrorOfOverride("data.split=files"), HasSubstr("data.heldout"));
+  EXPECT_THAT(ErrorOfOverride("data.train=[]"), HasSubstr("names no file"));
+}
+
+TEST(RunConfig, WhatThisVersionDoesNotDoIsRefusedByName) {
+  EXPECT_THAT(ErrorOfOverride("precision=mxfp8"), HasSubstr("fp32 or bf16 only"));
+  EXPECT_THAT(ErrorOfOverride("parallel.ep=2"), HasSubstr("parallel.ep=1"));
+  EXPECT_THAT(ErrorOfOverride("device=cuda"), HasSubstr("device=cpu only"));
+}
+
+TEST(RunConfig, LegalConfigurationPasses) {
+  EXPECT_EQ(ErrorOf("", kLegal), "");
+}
+
+TEST(RunConfig, SavedYamlReadsBackTheSame) {
+  const std::vector<std::string> overrides = {
+      "data.train=[\"a b.fa\",c\\d.fa]", "optim.lr=0.1",      "model.head_dim=24", "optim.eps=1e-9",
+      "data.tag_delimiters=[\"#\"]",     "run.on_exists=new", "aux_scope=sequence"};
+  const RunConfig c = ParseRunConfig("", "t", overrides).config;
+  const std::string yaml = ToYaml(c);
+  const RunConfig again = ParseRunConfig(yaml, "saved", {}).config;
+  EXPECT_EQ(ToYaml(again), yaml);
+  EXPECT_TRUE(CompareConfigs(c, again).empty());
+  EXPECT_EQ(again.data.train[1].path, "c\\d.fa");
+}
+
+TEST(RunConfig, EveryKeyHasItsOwnPlaceInTheYaml) {
+  const std::string defaults = ToYaml(RunConfig());
+  LoadedConfig loaded = ParseRunConfig(defaults, "t", {});
+  EXPECT_EQ(loaded.origins.size(), ConfigKeys().size());
+}
+
+TEST(RunConfig, ComparisonShowsWhatDiffersAndSkipsMechanicalKeys) {
+  const RunConfig a = ParseRunConfig("", "t", {"seed=1", "threads=1"}).config;
+  const RunConfig b = ParseRunConfig("", "t", {"seed=2", "threads=2", "optim.lr=0.5"}).config;
+  const auto differences = CompareConfigs(a, b);
+  ASSERT_EQ(differences.size(), 2u);
+  EXPECT_EQ(differences[0].key, "seed");
+  EXPECT_EQ(differences[0].saved, "1");
+  EXPECT_EQ(differences[0].given, "2");
+  EXPECT_EQ(differences[1].key, "optim.lr");
+}
+
+TEST(RunConfig, EditDistance) {
+  EXPECT_EQ(EditDistance("", "abc"), 3);
+  EXPECT_EQ(EditDistance("kitten", "sitting"), 3);
+  EXPECT_EQ(EditDistance("hiden", "hidden"), 1);
+  EXPECT_EQ(EditDistance("tarin", "train"), 1);
+}
+
+TEST(RunConfig, PresetsLoadAndPassTheirChecks) {
+  const std::filesystem::path folder = std::filesystem::path(CISTRON_SOURCE_DIR) / "configs";
+  int presets = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    SCOPED_TRACE(entry.path().string());
+    LoadedConfig loaded = LoadRunConfig(entry.path(), {});
+    ResolveDataPaths(loaded.config, entry.path());
+    CheckRunConfig(loaded);
+    for (const auto& file : loaded.config.data.train) {
+      EXPECT_TRUE(std::filesystem::exists(file.path)) << file.path;
+    }
+    ++presets;
+  }
+  EXPECT_GE(presets, 1);
+}
+
+TEST(RunConfig, MissingPresetListsTheKnownOnes) {
+  EXPECT_EQ(FindPreset("L0_sanity").stem(), "L0_sanity");
+  try {
+    FindPreset("L0_santy");
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.message(), AllOf(HasSubstr("'L0_santy'"), HasSubstr("L0_sanity")));
+  }
+}
+
+}  // namespace
+}  // namespace cistron::train

@@ -1,0 +1,58 @@
+// A run on disk: where everything lies, who is writing there, and whether a new command continues
+// it.
+//
+//   config.yaml        the effective configuration
+//   metrics.jsonl      one object a step (metrics.h)
+//   checkpoints/       step-NNNNNNNN, newest last
+//   final/             the trained model, as a Hugging Face directory
+//   report.html        the picture of the run
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "cistron/train/run_config.h"
+
+namespace cistron::train {
+
+struct RunPaths {
+  std::filesystem::path root;
+
+  std::filesystem::path config() const { return root / "config.yaml"; }
+  std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
+  std::filesystem::path checkpoints() const { return root / "checkpoints"; }
+  std::filesystem::path final_model() const { return root / "final"; }
+  std::filesystem::path report() const { return root / "report.html"; }
+  std::filesystem::path lock() const { return root / ".lock"; }
+};
+
+// The directory of a run, locked for this process for as long as the object lives.
+class RunDirectory {
+ public:
+  // Decides by `run.on_exists` and opens the directory: an absent or empty one starts a run; one
+  // that holds a run is resumed, refused or kept under another name; one that holds anything else
+  // is refused. Writes config.yaml. Throws kAlreadyExists (with the keys that differ), kIo; then
+  // nothing has changed on disk.
+  explicit RunDirectory(const LoadedConfig& loaded);
+  ~RunDirectory();
+  RunDirectory(const RunDirectory&) = delete;
+  RunDirectory& operator=(const RunDirectory&) = delete;
+
+  const RunPaths& paths() const { return paths_; }
+  bool resumes() const { return resumes_; }
+  // What a person should know: keys that a resumed run changes, where the old run went; may be
+  // empty.
+  const std::string& notice() const { return notice_; }
+
+ private:
+  void Lock();
+  void MoveAside();
+  void CheckResumable(const LoadedConfig& loaded);
+
+  RunPaths paths_;
+  bool resumes_ = false;
+  std::string notice_;
+  int lock_ = -1;
+};
+
+}  // namespace cistron::train
