@@ -26,13 +26,21 @@ constexpr std::array<Traits, 10> kTraits = {{
     {DType::kU8, 1, "u8", "U8"},
 }};
 
-const Traits& Of(DType dtype) { return kTraits[static_cast<std::size_t>(dtype)]; }
+const Traits& Of(DType dtype) {
+  return kTraits[static_cast<std::size_t>(dtype)];
+}
 
 }  // namespace
 
-std::size_t SizeOf(DType dtype) { return Of(dtype).size; }
-std::string_view Name(DType dtype) { return Of(dtype).name; }
-std::string_view SafetensorsName(DType dtype) { return Of(dtype).safetensors; }
+std::size_t SizeOf(DType dtype) {
+  return Of(dtype).size;
+}
+std::string_view Name(DType dtype) {
+  return Of(dtype).name;
+}
+std::string_view SafetensorsName(DType dtype) {
+  return Of(dtype).safetensors;
+}
 
 std::optional<DType> FromSafetensorsName(std::string_view name) {
   for (const Traits& t : kTraits) {
@@ -45,6 +53,8 @@ bool IsFloat(DType dtype) {
   return dtype != DType::kI64 && dtype != DType::kI32 && dtype != DType::kU8;
 }
 
-DType ComputeType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+DType ComputeType(DType dtype) {
+  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+}
 
 }  // namespace cistron

@@ -31,38 +31,64 @@ DType ComputeType(DType dtype);
 template <class T>
 struct DTypeOf;
 template <>
-struct DTypeOf<double> { static constexpr DType value = DType::kF64; };
+struct DTypeOf<double> {
+  static constexpr DType value = DType::kF64;
+};
 template <>
-struct DTypeOf<float> { static constexpr DType value = DType::kF32; };
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kF32;
+};
 template <>
-struct DTypeOf<bf16> { static constexpr DType value = DType::kBF16; };
+struct DTypeOf<bf16> {
+  static constexpr DType value = DType::kBF16;
+};
 template <>
-struct DTypeOf<f16> { static constexpr DType value = DType::kF16; };
+struct DTypeOf<f16> {
+  static constexpr DType value = DType::kF16;
+};
 template <>
-struct DTypeOf<e4m3> { static constexpr DType value = DType::kE4M3; };
+struct DTypeOf<e4m3> {
+  static constexpr DType value = DType::kE4M3;
+};
 template <>
-struct DTypeOf<e5m2> { static constexpr DType value = DType::kE5M2; };
+struct DTypeOf<e5m2> {
+  static constexpr DType value = DType::kE5M2;
+};
 template <>
-struct DTypeOf<e8m0> { static constexpr DType value = DType::kE8M0; };
+struct DTypeOf<e8m0> {
+  static constexpr DType value = DType::kE8M0;
+};
 template <>
-struct DTypeOf<std::int64_t> { static constexpr DType value = DType::kI64; };
+struct DTypeOf<std::int64_t> {
+  static constexpr DType value = DType::kI64;
+};
 template <>
-struct DTypeOf<std::int32_t> { static constexpr DType value = DType::kI32; };
+struct DTypeOf<std::int32_t> {
+  static constexpr DType value = DType::kI32;
+};
 template <>
-struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::kU8; };
+struct DTypeOf<std::uint8_t> {
+  static constexpr DType value = DType::kU8;
+};
 template <class T>
 inline constexpr DType kDTypeOf = DTypeOf<T>::value;
 
 // The C++ type in which values of T are computed: double for double, float otherwise.
 template <class T>
-struct ComputeOf { using type = float; };
+struct ComputeOf {
+  using type = float;
+};
 template <>
-struct ComputeOf<double> { using type = double; };
+struct ComputeOf<double> {
+  using type = double;
+};
 template <class T>
 using Compute = typename ComputeOf<T>::type;
 
 template <class T>
-struct TypeTag { using type = T; };
+struct TypeTag {
+  using type = T;
+};
 
 // Calls f(TypeTag<T>{}) for the model dtypes f64, f32 and bf16; throws for others, naming `op`.
 template <class F>

@@ -1,4 +1,5 @@
-// Environment variables that Cistron reads. Each is read through here, so `cistron info` can list them.
+// Environment variables that Cistron reads. Each is read through here, so `cistron info` can list
+// them.
 #pragma once
 
 #include <optional>

@@ -21,7 +21,7 @@ enum class ErrorCode {
   kUnsupported,       // meaningful, but not done by this build or device
   kNumericalFailure,  // NaN or Inf where a number must be
   kOutOfMemory,
-  kInternal,          // a broken invariant of ours
+  kInternal,  // a broken invariant of ours
 };
 
 std::string_view ErrorCodeName(ErrorCode code);
@@ -61,17 +61,17 @@ template <class... Args>
   ::cistron::internal::Throw(::cistron::ErrorCode::code, __FILE__, __LINE__, __VA_ARGS__)
 
 // Throws kInvalidArgument with an fmt-style message unless `cond` holds. Always on.
-#define CISTRON_CHECK(cond, ...)                          \
-  do {                                                    \
-    if (!(cond)) [[unlikely]] {                           \
-      CISTRON_THROW(kInvalidArgument, __VA_ARGS__);       \
-    }                                                     \
+#define CISTRON_CHECK(cond, ...)                    \
+  do {                                              \
+    if (!(cond)) [[unlikely]] {                     \
+      CISTRON_THROW(kInvalidArgument, __VA_ARGS__); \
+    }                                               \
   } while (false)
 
 // As CISTRON_CHECK for an invariant of our own: a failure is a bug in Cistron.
-#define CISTRON_INVARIANT(cond, ...)              \
-  do {                                            \
-    if (!(cond)) [[unlikely]] {                   \
-      CISTRON_THROW(kInternal, __VA_ARGS__);      \
-    }                                             \
+#define CISTRON_INVARIANT(cond, ...)         \
+  do {                                       \
+    if (!(cond)) [[unlikely]] {              \
+      CISTRON_THROW(kInternal, __VA_ARGS__); \
+    }                                        \
   } while (false)

@@ -1,7 +1,8 @@
 // Storage types narrower than fp32, and their conversions.
 //
 // bf16, f16: IEEE-style, round to nearest even (RNE), subnormals kept, NaN stays NaN (quiet).
-// e4m3 (fn), e5m2: OCP 8-bit floating point. Casts are RNE and saturate, ±Inf included: the result is
+// e4m3 (fn), e5m2: OCP 8-bit floating point. Casts are RNE and saturate, ±Inf included: the result
+// is
 //   never Inf. NaN becomes 0x7F (sign free). The sign is kept, also of zero and of underflow.
 // e8m0: power-of-two scale, code c is 2^(c-127), 0xFF is NaN.
 // Nothing here flushes subnormals. Sources: OCP OFP8 1.0, OCP MX 1.0.
@@ -35,6 +36,26 @@ struct bf16 {
 };
 
 namespace internal {
+
+// fp64 to fp32, rounded to odd: the exact values stay, all others take the neighbour with an odd
+// last bit. A second rounding, to a type of at most 22 bits, then gives what one rounding of the
+// fp64 value would (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+constexpr float RoundToOdd(double value) {
+  const float nearest = static_cast<float>(value);
+  if (!(nearest - nearest == 0.0f)) {  // Inf or NaN
+    const bool overflowed = value - value == 0.0;
+    if (!overflowed) return nearest;
+    return value > 0 ? std::numeric_limits<float>::max() : std::numeric_limits<float>::lowest();
+  }
+  const double difference = value - static_cast<double>(nearest);
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(nearest);
+  if (difference == 0.0 || (bits & 1u) != 0) return nearest;
+  // The other neighbour, on the value's side, is odd. Magnitudes of one sign are ordered as
+  // integers.
+  if (nearest == 0.0f) return value > 0 ? 0x1p-149f : -0x1p-149f;
+  const bool away_from_zero = (difference > 0) == (nearest > 0);
+  return std::bit_cast<float>(away_from_zero ? bits + 1 : bits - 1);
+}
 
 // RNE of a finite magnitude to a small float with `kMantissa` bits, exponent bias `kBias`: returns
 // exponent and mantissa bits packed, without saturation (the caller compares with its maximum).
@@ -181,8 +202,8 @@ struct e8m0 {
     r.bits = b;
     return r;
   }
-  // Smallest power of two that is not below a magnitude (rounding up), as Transformer Engine's MXFP8
-  // scales do: 0 -> code 0, Inf -> 254, NaN -> 255.
+  // Smallest power of two that is not below a magnitude (rounding up), as Transformer Engine's
+  // MXFP8 scales do: 0 -> code 0, Inf -> 254, NaN -> 255.
   static constexpr e8m0 RoundUp(float value) {
     const std::uint32_t u = std::bit_cast<std::uint32_t>(value) & 0x7fffffffu;
     if (u > 0x7f800000u) return FromBits(0xff);

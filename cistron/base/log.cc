@@ -30,7 +30,9 @@ spdlog::logger& Logger() {
 
 }  // namespace
 
-void SetLogLevel(LogLevel level) { Logger().set_level(ToSpdlog(level)); }
+void SetLogLevel(LogLevel level) {
+  Logger().set_level(ToSpdlog(level));
+}
 
 void LogMessage(LogLevel level, std::string_view message) {
   Logger().log(ToSpdlog(level), spdlog::string_view_t(message.data(), message.size()));

@@ -1,6 +1,7 @@
 // Log lines to standard error. The library logs; only the program writes to standard output.
 //
-// spdlog stands behind it; its headers are included in log.cc alone because they are slow to compile.
+// spdlog stands behind it; its headers are included in log.cc alone because they are slow to
+// compile.
 #pragma once
 
 #include <fmt/core.h>

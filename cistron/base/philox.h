@@ -1,10 +1,10 @@
 // Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
 // 1, 2, 3", SC 2011).
 //
-// A number is a pure function of a key and a counter, never of a rank, a thread or of what was drawn
-// before. Streams are named: a weight's is (seed, canonical name) with the flat index in the global
-// tensor as its counter; a sample's (seed, epoch, global index); per-token noise (seed, step, global
-// sample, position, layer).
+// A number is a pure function of a key and a counter, never of a rank, a thread or of what was
+// drawn before. Streams are named: a weight's is (seed, canonical name) with the flat index in the
+// global tensor as its counter; a sample's (seed, epoch, global index); per-token noise (seed,
+// step, global sample, position, layer).
 #pragma once
 
 #include <array>
@@ -24,10 +24,9 @@ constexpr PhiloxBlock Philox4x32(PhiloxBlock counter, std::uint64_t key) {
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * counter[0];
     const std::uint64_t p1 = std::uint64_t{0xCD9E8D57u} * counter[2];
-    counter = {static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ k0,
-               static_cast<std::uint32_t>(p1),
-               static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ k1,
-               static_cast<std::uint32_t>(p0)};
+    counter = {
+        static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ k0, static_cast<std::uint32_t>(p1),
+        static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ k1, static_cast<std::uint32_t>(p0)};
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
@@ -59,9 +58,7 @@ class RandomStream {
       : key_(Mix64(Mix64(Mix64(Mix64(seed) ^ HashName(name)) ^ a) ^ b)) {}
 
   // 32 random bits of an index.
-  constexpr std::uint32_t Bits(std::uint64_t index) const {
-    return Block(index >> 2)[index & 3];
-  }
+  constexpr std::uint32_t Bits(std::uint64_t index) const { return Block(index >> 2)[index & 3]; }
   // Uniform in [0, 1) with 24 bits.
   constexpr float Uniform(std::uint64_t index) const {
     return static_cast<float>(Bits(index) >> 8) * 0x1p-24f;
@@ -83,8 +80,8 @@ class RandomStream {
 
  private:
   constexpr PhiloxBlock Block(std::uint64_t index) const {
-    return Philox4x32({static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32),
-                       0, 0}, key_);
+    return Philox4x32(
+        {static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32), 0, 0}, key_);
   }
   std::uint64_t key_;
 };

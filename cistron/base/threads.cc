@@ -95,8 +95,8 @@ namespace internal {
 
 void RunChunks(std::int64_t n, std::int64_t grain, ChunkFunction function, void* state) {
   if (n <= 0) return;
-  const std::int64_t by_grain = (n + std::max<std::int64_t>(grain, 1) - 1) /
-                                std::max<std::int64_t>(grain, 1);
+  const std::int64_t by_grain =
+      (n + std::max<std::int64_t>(grain, 1) - 1) / std::max<std::int64_t>(grain, 1);
   const int threads = static_cast<int>(std::min<std::int64_t>(NumThreads(), by_grain));
   if (threads <= 1 || omp_in_parallel()) {
     function(state, 0, n, 0);

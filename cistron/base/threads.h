@@ -22,9 +22,10 @@ using ChunkFunction = void (*)(void* state, std::int64_t begin, std::int64_t end
 void RunChunks(std::int64_t n, std::int64_t grain, ChunkFunction function, void* state);
 }  // namespace internal
 
-// Calls f(begin, end, thread) on contiguous chunks that cover [0, n), one chunk a thread; runs in the
-// calling thread when n ≤ grain, when one thread is set, or inside another parallel loop. The first
-// exception thrown by f is rethrown in the caller.
+// Calls f(begin, end, thread) on contiguous chunks of about equal size that cover [0, n), one chunk
+// a thread, on at most ceil(n / grain) threads; runs in the calling thread when n ≤ grain, when one
+// thread is set, or inside another parallel loop. The first exception thrown by f is rethrown in
+// the caller.
 template <class F>
 void ParallelChunks(std::int64_t n, std::int64_t grain, F&& f) {
   using Fn = std::remove_reference_t<F>;
@@ -36,7 +37,7 @@ void ParallelChunks(std::int64_t n, std::int64_t grain, F&& f) {
       const_cast<void*>(static_cast<const void*>(&f)));
 }
 
-// Calls f(i) for every i in [0, n), in chunks of at least `grain`.
+// Calls f(i) for every i in [0, n), on at most ceil(n / grain) threads.
 template <class F>
 void ParallelFor(std::int64_t n, std::int64_t grain, F&& f) {
   ParallelChunks(n, grain, [&f](std::int64_t begin, std::int64_t end, int) {
@@ -58,8 +59,7 @@ template <class F>
 void ParallelDynamic(std::int64_t n, F&& f) {
   using Fn = std::remove_reference_t<F>;
   internal::RunDynamic(
-      n,
-      [](void* state, std::int64_t index) { (*static_cast<Fn*>(state))(index); },
+      n, [](void* state, std::int64_t index) { (*static_cast<Fn*>(state))(index); },
       const_cast<void*>(static_cast<const void*>(&f)));
 }
 

@@ -13,9 +13,9 @@ double UnitRoundoff(DType dtype);
 // γ_n = n·u / (1 − n·u): relative error of n roundings in `dtype`, in any order of summation.
 double Gamma(std::int64_t n, DType dtype);
 
-// Bound on |computed − exact| for a sum of `terms` products with Σ|a||b| = `abs_sum`, accumulated in
-// `accumulator` and rounded once to `output`:  (γ_terms(acc) + u(out)·(1 + γ)) · abs_sum.
-// Output rounding of a subnormal adds half of the type's smallest subnormal.
+// Bound on |computed − exact| for a sum of `terms` products with Σ|a||b| = `abs_sum`, accumulated
+// in `accumulator` and rounded once to `output`:  (γ_terms(acc) + u(out)·(1 + γ)) · abs_sum. Output
+// rounding of a subnormal adds half of the type's smallest subnormal.
 double DotBound(std::int64_t terms, double abs_sum, DType accumulator, DType output);
 
 }  // namespace cistron::check

@@ -1,7 +1,9 @@
 #include "cistron/check/compare.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 namespace cistron::check {
 namespace {
@@ -15,9 +17,17 @@ std::string Coordinates(const Shape& shape, std::int64_t flat) {
   return "[" + text + "]";
 }
 
+// |got − expected| of two i64 elements: fp64 alone cannot tell those above 2^53 apart.
+double Distance(const Tensor& got, const Tensor& expected, std::int64_t i) {
+  const std::int64_t a = got.span<std::int64_t>()[static_cast<std::size_t>(i)];
+  const std::int64_t b = expected.span<std::int64_t>()[static_cast<std::size_t>(i)];
+  const auto low = static_cast<std::uint64_t>(std::min(a, b));
+  return static_cast<double>(static_cast<std::uint64_t>(std::max(a, b)) - low);
+}
+
 void RequireSameShape(const std::string& name, const Tensor& got, const Tensor& expected) {
-  CISTRON_CHECK(got && expected && got.shape() == expected.shape(),
-                "compare {}: {} against {}", name, Describe(got), Describe(expected));
+  CISTRON_CHECK(got && expected && got.shape() == expected.shape(), "compare {}: {} against {}",
+                name, Describe(got), Describe(expected));
 }
 
 void Finish(const std::string& name, const Shape& shape, Comparison& c) {
@@ -28,10 +38,11 @@ void Finish(const std::string& name, const Shape& shape, Comparison& c) {
     return;
   }
   c.message = fmt::format(
-      "{}: {} of {} elements differ; worst at {}: got {:.9g}, expected {:.9g}, error {:.3g} > bound "
+      "{}: {} of {} elements differ; worst at {}: got {:.9g}, expected {:.9g}, error {:.3g} > "
+      "bound "
       "{:.3g}",
-      name, c.failed, c.compared, Coordinates(shape, c.worst_index), c.worst_got,
-      c.worst_expected, c.worst_error, c.worst_bound);
+      name, c.failed, c.compared, Coordinates(shape, c.worst_index), c.worst_got, c.worst_expected,
+      c.worst_error, c.worst_bound);
 }
 
 }  // namespace
@@ -39,13 +50,14 @@ void Finish(const std::string& name, const Shape& shape, Comparison& c) {
 Comparison Compare(const std::string& name, const Tensor& got, const Tensor& expected,
                    const std::function<double(std::int64_t)>& bound) {
   RequireSameShape(name, got, expected);
+  const bool integers = got.dtype() == DType::kI64 && expected.dtype() == DType::kI64;
   Comparison c;
   double worst_ratio = -1;
   for (std::int64_t i = 0; i < got.numel(); ++i) {
     const double g = ElementAsDouble(got, i);
     const double e = ElementAsDouble(expected, i);
     const double limit = bound(i);
-    double error = std::abs(g - e);
+    double error = integers ? Distance(got, expected, i) : std::abs(g - e);
     bool pass = false;
     if (std::isfinite(g) && std::isfinite(e)) {
       pass = error <= limit;
@@ -106,7 +118,7 @@ Comparison CompareToMaximum(const std::string& name, const Tensor& got, const Te
   double largest = 0;
   for (std::int64_t i = 0; i < expected.numel(); ++i) {
     const double e = std::abs(ElementAsDouble(expected, i));
-    if (e > largest) largest = e;
+    if (std::isfinite(e) && e > largest) largest = e;
   }
   return Compare(name, got, expected, bound * largest);
 }

@@ -1,7 +1,8 @@
 // The comparator of the tests, of `cistron verify` and of the benchmarks.
 //
-// An element passes iff |got − expected| ≤ bound, written positively so that a NaN anywhere fails. NaN and
-// Inf match by class: NaN only NaN, +Inf only +Inf. Bounds come from functions (bounds.h), not literals.
+// An element passes iff |got − expected| ≤ bound, written positively so that a NaN anywhere fails.
+// NaN and Inf match by class: NaN only NaN, +Inf only +Inf. Bounds come from functions (bounds.h),
+// not literals.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,8 @@ struct Comparison {
   explicit operator bool() const { return ok; }
 };
 
-// Element-wise with one bound for every element. Shapes must be equal; dtypes may differ.
+// Element-wise with one bound for every element. Shapes must be equal; dtypes may differ. Two i64
+// tensors are compared as integers.
 Comparison Compare(const std::string& name, const Tensor& got, const Tensor& expected,
                    double bound);
 // With a bound for each flat index.
@@ -33,7 +35,8 @@ Comparison Compare(const std::string& name, const Tensor& got, const Tensor& exp
                    const std::function<double(std::int64_t)>& bound);
 // Bit for bit, signs of zero and NaN payloads included. Dtypes must be equal.
 Comparison CompareBitwise(const std::string& name, const Tensor& got, const Tensor& expected);
-// max|got − expected| ≤ bound · max|expected|: the measure of the golden files.
+// max|got − expected| ≤ bound · max|expected| over the finite elements: the measure of the golden
+// files.
 Comparison CompareToMaximum(const std::string& name, const Tensor& got, const Tensor& expected,
                             double bound);
 

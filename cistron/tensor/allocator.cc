@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdlib>
 #include <map>
@@ -10,8 +11,29 @@
 
 #include "cistron/base/error.h"
 
+// AddressSanitizer cannot see into a block that we keep or rounded up, unless it is told.
+#if defined(__SANITIZE_ADDRESS__)
+#define CISTRON_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define CISTRON_ASAN 1
+#endif
+#endif
+#ifdef CISTRON_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace cistron {
 namespace {
+
+// Makes [block, block + used) legal to touch and [block + used, block + size) an error.
+void MarkUsed([[maybe_unused]] void* block, [[maybe_unused]] std::size_t used,
+              [[maybe_unused]] std::size_t size) {
+#ifdef CISTRON_ASAN
+  ASAN_UNPOISON_MEMORY_REGION(block, used);
+  ASAN_POISON_MEMORY_REGION(static_cast<char*>(block) + used, size - used);
+#endif
+}
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
@@ -25,9 +47,7 @@ std::size_t SizeClass(std::size_t bytes) {
 class CachingCpuAllocator final : public Allocator {
  public:
   ~CachingCpuAllocator() override {
-    for (auto& [size, blocks] : free_) {
-      for (void* block : blocks) std::free(block);
-    }
+    ReleaseCache();
   }
 
   void* Allocate(std::size_t bytes) override {
@@ -44,6 +64,7 @@ class CachingCpuAllocator final : public Allocator {
     }
     stats_.live_bytes += static_cast<std::int64_t>(size);
     stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+    MarkUsed(block, bytes, size);
     return block;
   }
 
@@ -54,6 +75,7 @@ class CachingCpuAllocator final : public Allocator {
     stats_.live_bytes -= static_cast<std::int64_t>(size);
     try {
       free_[size].push_back(pointer);
+      MarkUsed(pointer, 0, size);
       stats_.cached_bytes += static_cast<std::int64_t>(size);
     } catch (...) {
       std::free(pointer);  // no memory to remember the block: give it back
@@ -94,7 +116,10 @@ class CachingCpuAllocator final : public Allocator {
 
   void ReleaseCache() {
     for (auto& [size, blocks] : free_) {
-      for (void* block : blocks) std::free(block);
+      for (void* block : blocks) {
+        MarkUsed(block, size, size);
+        std::free(block);
+      }
       stats_.cached_bytes -= static_cast<std::int64_t>(size * blocks.size());
       blocks.clear();
     }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <type_traits>
+#include <utility>
 
 #include "cistron/base/threads.h"
 
@@ -54,14 +56,42 @@ std::string ToString(const Shape& shape) {
 
 namespace {
 
-Shape ContiguousStrides(const Shape& shape) {
-  Shape strides = shape;
+Tensor::Strides ContiguousStrides(const Shape& shape) {
+  Tensor::Strides strides{};
   std::int64_t step = 1;
   for (int i = shape.rank() - 1; i >= 0; --i) {
-    strides[i] = step;
+    strides[static_cast<std::size_t>(i)] = step;
     step *= shape[i];
   }
   return strides;
+}
+
+// One element, rounded once.
+template <class T, class F>
+T ConvertElement(F value) {
+  if constexpr (std::is_same_v<T, F>) {
+    return value;
+  } else if constexpr (std::is_integral_v<T>) {
+    // Through fp64, which holds every float, i32 and u8 value; i64 only narrows.
+    if constexpr (std::is_integral_v<F>) {
+      CISTRON_CHECK(std::in_range<T>(value), "Convert: {} does not fit {}", value,
+                    Name(kDTypeOf<T>));
+    } else {
+      const double wide = static_cast<double>(static_cast<Compute<F>>(value));
+      // 2^63 is no i64; the largest double below it is.
+      CISTRON_CHECK(wide >= static_cast<double>(std::numeric_limits<T>::min()) &&
+                        wide < static_cast<double>(std::numeric_limits<T>::max()) + 1.0,
+                    "Convert: {} does not fit {}", wide, Name(kDTypeOf<T>));
+      return static_cast<T>(wide);
+    }
+    return static_cast<T>(value);
+  } else if constexpr (std::is_arithmetic_v<T> && std::is_arithmetic_v<F>) {
+    return static_cast<T>(value);
+  } else if constexpr (std::is_same_v<F, double> || std::is_integral_v<F>) {
+    return T(internal::RoundToOdd(static_cast<double>(value)));
+  } else {
+    return T(static_cast<float>(value));
+  }
 }
 
 // Calls f with a tag of the element type, for every dtype.
@@ -126,9 +156,11 @@ Tensor Tensor::Borrow(void* data, const Shape& shape, DType dtype, Device device
 }
 
 bool Tensor::IsContiguous() const {
-  const Shape dense = ContiguousStrides(shape_);
-  for (int i = 0; i < rank(); ++i) {
-    if (shape_[i] != 1 && strides_[i] != dense[i] && numel() != 0) return false;
+  if (numel() == 0) return true;
+  std::int64_t dense = 1;
+  for (int i = rank() - 1; i >= 0; --i) {
+    if (shape_[i] != 1 && stride(i) != dense) return false;
+    dense *= shape_[i];
   }
   return true;
 }
@@ -158,7 +190,7 @@ Tensor Tensor::Slice(int dim, std::int64_t begin, std::int64_t length) const {
   Tensor t = *this;
   t.shape_[d] = length;
   t.data_ = static_cast<char*>(data_) +
-            begin * strides_[d] * static_cast<std::int64_t>(SizeOf(dtype_));
+            begin * stride(d) * static_cast<std::int64_t>(SizeOf(dtype_));
   return t;
 }
 
@@ -167,7 +199,7 @@ Tensor Tensor::Select(std::int64_t index) const {
   const Tensor row = Slice(0, index, 1);
   Tensor t = row;
   t.shape_ = Shape(std::span(shape_.begin() + 1, shape_.end()));
-  t.strides_ = Shape(std::span(strides_.begin() + 1, strides_.end()));
+  std::copy(strides_.begin() + 1, strides_.end(), t.strides_.begin());
   return t;
 }
 
@@ -230,13 +262,7 @@ void Convert(const Tensor& from, const Tensor& to) {
         const std::span<T> y = to.span<T>();
         ParallelFor(from.numel(), 1 << 15, [&](std::int64_t i) {
           const std::size_t j = static_cast<std::size_t>(i);
-          if constexpr (std::is_same_v<T, F>) {
-            y[j] = x[j];
-          } else if constexpr (std::is_arithmetic_v<T> && std::is_arithmetic_v<F>) {
-            y[j] = static_cast<T>(x[j]);
-          } else {
-            y[j] = T(static_cast<float>(x[j]));
-          }
+          y[j] = ConvertElement<T>(x[j]);
         });
       }
     });

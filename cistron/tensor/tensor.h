@@ -5,6 +5,8 @@
 // (`!t`), which APIs use for "not given".
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -19,6 +21,8 @@ namespace cistron {
 
 class Tensor {
  public:
+  using Strides = std::array<std::int64_t, Shape::kMaxRank>;
+
   Tensor() = default;
 
   // Contiguous tensors. Empty leaves the contents undefined.
@@ -40,7 +44,9 @@ class Tensor {
   // Negative i counts from the last dimension.
   std::int64_t dim(int i) const { return shape_[i < 0 ? i + rank() : i]; }
   // In elements.
-  std::int64_t stride(int i) const { return strides_[i < 0 ? i + rank() : i]; }
+  std::int64_t stride(int i) const {
+    return strides_[static_cast<std::size_t>(i < 0 ? i + rank() : i)];
+  }
   std::int64_t numel() const { return shape_.numel(); }
   std::int64_t bytes() const {
     return numel() * static_cast<std::int64_t>(SizeOf(dtype_));
@@ -77,7 +83,7 @@ class Tensor {
   std::shared_ptr<void> storage_;
   void* data_ = nullptr;
   Shape shape_;
-  Shape strides_;
+  Strides strides_{};
   DType dtype_ = DType::kF32;
   Device device_;
 };
@@ -89,7 +95,8 @@ std::string Describe(const Tensor& t);
 void FillZero(const Tensor& t);
 // Every float element becomes NaN, every integer element its largest value: poison for tests.
 void FillPoison(const Tensor& t);
-// Element-wise conversion (RNE; FP8 saturates) between tensors of equal shape. Any float dtypes.
+// Element-wise conversion between tensors of equal shape, rounded once (RNE; FP8 saturates). To an integer
+// type fractions are cut; a value that does not fit is an error.
 void Convert(const Tensor& from, const Tensor& to);
 Tensor ConvertTo(const Tensor& from, DType dtype);
 // Element i of a contiguous float or integer tensor as double.
