@@ -1,0 +1,216 @@
+#include "cistron/ops/optimizer/adamw.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "cistron/check/bounds.h"
+#include "cistron/check/compare.h"
+#include "cistron/testing/implementations.h"
+#include "cistron/testing/poison.h"
+#include "cistron/testing/random.h"
+
+namespace cistron::ops {
+namespace {
+
+using testing::Agrees;
+using testing::ForEachImplementation;
+
+AdamWScalars Scalars(double lr, double step, double clip = 1) {
+  return {Tensor::Scalar(lr), Tensor::Scalar(step), Tensor::Scalar(clip)};
+}
+
+// The state of one parameter.
+struct State {
+  Tensor p, m, v, low;
+
+  static State Random(const Shape& shape, DType dtype) {
+    State s{testing::Normal(shape, dtype, "p"), testing::Normal(shape, dtype, "m", 0.1),
+            testing::Uniform(shape, dtype, "v", 0.0, 0.1), Tensor::Empty(shape, DType::kBF16)};
+    FillPoison(s.low);
+    return s;
+  }
+  State Clone() const { return {p.Clone(), m.Clone(), v.Clone(), low.Clone()}; }
+  State Slice(std::int64_t begin, std::int64_t length) const {
+    return {p.Slice(0, begin, length), m.Slice(0, begin, length), v.Slice(0, begin, length),
+            low.Slice(0, begin, length)};
+  }
+  void Update(const Context& ctx, const AdamWConfig& config, const AdamWScalars& scalars,
+              const Tensor& g) const {
+    AdamW(ctx, config, scalars, g, p, m, v, low);
+  }
+};
+
+void ExpectSameBits(const State& a, const State& b) {
+  EXPECT_TRUE(Agrees(check::CompareBitwise("p", a.p, b.p)));
+  EXPECT_TRUE(Agrees(check::CompareBitwise("m", a.m, b.m)));
+  EXPECT_TRUE(Agrees(check::CompareBitwise("v", a.v, b.v)));
+  EXPECT_TRUE(Agrees(check::CompareBitwise("low", a.low, b.low)));
+}
+
+void ForEachDType(const std::function<void(const Context&, DType)>& f) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    SCOPED_TRACE(std::string(Name(dtype)));
+    ForEachImplementation(AdamWImpls(), AdamWProblem{dtype, 1, false},
+                          [&](const Context& ctx) { f(ctx, dtype); });
+  }
+}
+
+constexpr AdamWConfig kConfig{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+
+// Ten steps of torch.optim.AdamW (2.11, float32, CPU, foreach=False, fused=False), made with
+//   g = [[0.1,-0.3,2.0,1e-4,-5.0],[0.2,0.3,-1.0,-1e-4,4.0]]
+//   p = torch.nn.Parameter(torch.tensor([1.0,-2.0,0.5,3.0,-0.25]))
+//   opt = torch.optim.AdamW([p], lr=1e-2, betas=(0.9,0.95), eps=1e-8, weight_decay=0.1,
+//                           foreach=False, fused=False)
+//   for t in range(10): p.grad = torch.tensor(g[t%2]) * (t+1); opt.step()
+//   print([x.item().hex() for x in p])   # then opt.state[p]['exp_avg'], ['exp_avg_sq']
+TEST(AdamW, TenStepsOfTorch) {
+  const std::vector<float> p0{1.0f, -2.0f, 0.5f, 3.0f, -0.25f};
+  const std::vector<float> g[2] = {{0.1f, -0.3f, 2.0f, 1e-4f, -5.0f},
+                                   {0.2f, 0.3f, -1.0f, -1e-4f, 4.0f}};
+  const double p_torch[] = {0x1.cc7a98p-1, -0x1.f8cec6p+0, 0x1.d81a42p-2, 0x1.7b2136p+1,
+                            -0x1.d838cep-3};
+  const double m_torch[] = {0x1.4bb228p-1, 0x1.4d585p-3, 0x1.415642p+0, -0x1.c7208ap-15,
+                            0x1.7d608ap-2};
+  const double v_torch[] = {0x1.e70518p-2, 0x1.8f6b78p+0, 0x1.38f3ecp+5, 0x1.744944p-23,
+                            0x1.56b96ep+8};
+  ForEachDType([&](const Context& ctx, DType dtype) {
+    const Shape shape{5};
+    const Tensor p = ConvertTo(Tensor::FromSpan<float>(shape, p0), dtype);
+    const Tensor m = Tensor::Zeros(shape, dtype), v = Tensor::Zeros(shape, dtype);
+    for (int t = 1; t <= 10; ++t) {
+      std::vector<float> gradient = g[(t - 1) % 2];
+      for (float& value : gradient) value *= static_cast<float>(t);
+      AdamW(ctx, kConfig, Scalars(1e-2, t),
+            ConvertTo(Tensor::FromSpan<float>(shape, gradient), dtype), p, m, v, {});
+    }
+    // At most ten roundings a step of values no larger than the magnitudes given here; twice, for
+    // torch rounds as well.
+    const double gamma = 2 * check::Gamma(100, DType::kF32);
+    for (std::int64_t i = 0; i < 5; ++i) {
+      const double largest_g = 10 * std::max(std::abs(g[0][static_cast<std::size_t>(i)]),
+                                             std::abs(g[1][static_cast<std::size_t>(i)]));
+      EXPECT_NEAR(ElementAsDouble(p, i), p_torch[i],
+                  gamma * (std::abs(p0[static_cast<std::size_t>(i)]) + 10 * 1e-2 * 2));
+      EXPECT_NEAR(ElementAsDouble(m, i), m_torch[i], gamma * largest_g);
+      EXPECT_NEAR(ElementAsDouble(v, i), v_torch[i], gamma * largest_g * largest_g);
+    }
+  });
+}
+
+// With a constant gradient m̂ = g and v̂ = g²: every step is lr·sign(g) after the decay.
+TEST(AdamW, ConstantGradientStepsByTheRate) {
+  AdamWConfig config = kConfig;
+  config.eps = 0;
+  ForEachDType([&](const Context& ctx, DType dtype) {
+    const std::int64_t n = 37;
+    const Tensor g = testing::Normal({n}, dtype, "g");
+    State s = State::Random({n}, dtype);
+    FillZero(s.m);
+    FillZero(s.v);
+    std::vector<double> expected;
+    for (std::int64_t i = 0; i < n; ++i) expected.push_back(ElementAsDouble(s.p, i));
+    const double lr = 0.125, clip = 0.5;
+    for (int t = 1; t <= 6; ++t) {
+      s.Update(ctx, config, Scalars(lr, t, clip), g);
+      for (std::int64_t i = 0; i < n; ++i) {
+        double& e = expected[static_cast<std::size_t>(i)];
+        e = e * (1 - lr * config.weight_decay) - std::copysign(lr, ElementAsDouble(g, i));
+        // Roundings relative to |p| and lr, a dozen a step.
+        EXPECT_NEAR(ElementAsDouble(s.p, i), e,
+                    check::Gamma(12 * t, dtype) * (std::abs(e) + t * lr + 1));
+      }
+    }
+  });
+}
+
+TEST(AdamW, LowIsTheRoundedParameter) {
+  ForEachDType([](const Context& ctx, DType dtype) {
+    const State s = State::Random({67}, dtype);
+    s.Update(ctx, kConfig, Scalars(0.01, 3), testing::Normal({67}, dtype, "g"));
+    for (std::int64_t i = 0; i < 67; ++i) {
+      EXPECT_EQ(s.low.data<bf16>()[i].bits, bf16(static_cast<float>(ElementAsDouble(s.p, i))).bits);
+    }
+  });
+}
+
+// Every implementation makes the same sequence of correctly rounded operations.
+TEST(AdamW, ImplementationsAgreeBitwise) {
+  for (const std::int64_t n : {1, 15, 16, 17, 100, 40007}) {
+    ForEachDType([&](const Context& ctx, DType dtype) {
+      const Tensor g = testing::Normal({n}, dtype, "g");
+      const State expected = State::Random({n}, dtype), s = expected.Clone();
+      expected.Update(Context().WithImpl("ref"), kConfig, Scalars(3e-3, 7, 0.3), g);
+      s.Update(ctx, kConfig, Scalars(3e-3, 7, 0.3), g);
+      ExpectSameBits(s, expected);
+    });
+  }
+}
+
+// optimizer-edges: an empty tensor, shards without elements, shards equal to the whole.
+TEST(AdamW, OptimizerEdges) {
+  ForEachDType([](const Context& ctx, DType dtype) {
+    const std::int64_t n = 1003;
+    const Tensor g = testing::Normal({n}, dtype, "g");
+    const State whole = State::Random({n}, dtype), sharded = whole.Clone();
+    for (int t = 1; t <= 3; ++t) {
+      const AdamWScalars scalars = Scalars(0.01 / t, t, 0.7);
+      whole.Update(ctx, kConfig, scalars, g);
+      const std::int64_t cuts[] = {0, 0, 1, 18, 18, 500, n, n};
+      for (std::size_t i = 0; i + 1 < std::size(cuts); ++i) {
+        const std::int64_t length = cuts[i + 1] - cuts[i];
+        sharded.Slice(cuts[i], length).Update(ctx, kConfig, scalars, g.Slice(0, cuts[i], length));
+      }
+      ExpectSameBits(sharded, whole);
+    }
+    State::Random({0}, dtype).Update(ctx, kConfig, Scalars(0.01, 1), Tensor::Empty({0}, dtype));
+    State::Random({0, 5}, dtype)
+        .Update(ctx, kConfig, Scalars(0.01, 1), Tensor::Empty({0, 5}, dtype));
+  });
+}
+
+TEST(AdamW, LeavesWhatIsBeyondTheTensor) {
+  ForEachDType([](const Context& ctx, DType dtype) {
+    const State values = State::Random({21}, dtype);
+    const testing::PaddedTensor p = testing::Pad(values.p, 16), m = testing::Pad(values.m, 16),
+                                v = testing::Pad(values.v, 16), low = testing::Pad(values.low, 16);
+    AdamW(ctx, kConfig, Scalars(0.01, 1), testing::Normal({21}, dtype, "g"), p.used, m.used, v.used,
+          low.used);
+    for (const auto* t : {&p, &m, &v, &low}) EXPECT_TRUE(testing::IsPoisoned(t->tail));
+    EXPECT_TRUE(testing::IsFinite(p.used));
+  });
+}
+
+TEST(AdamW, DoesNotDependOnThreads) {
+  ForEachDType([](const Context& ctx, DType dtype) {
+    const Tensor g = testing::Normal({70001}, dtype, "g");
+    const State start = State::Random({70001}, dtype), one = start.Clone();
+    {
+      const testing::ThreadsForScope scope(1);
+      one.Update(ctx, kConfig, Scalars(0.01, 2), g);
+    }
+    for (const int threads : {2, 3, 5}) {
+      const testing::ThreadsForScope scope(threads);
+      const State many = start.Clone();
+      many.Update(ctx, kConfig, Scalars(0.01, 2), g);
+      ExpectSameBits(many, one);
+    }
+  });
+}
+
+TEST(AdamW, RefusesWrongArguments) {
+  const Context ctx;
+  const Tensor t = Tensor::Zeros({4}, DType::kF32), half = Tensor::Zeros({4}, DType::kBF16);
+  EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 0), t, t.Clone(), t.Clone(), t.Clone(), {}), Error);
+  EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 1), half, half, half, half, {}), Error);
+  EXPECT_THROW(AdamW(ctx, {.beta1 = 1.0}, Scalars(1, 1), t, t.Clone(), t.Clone(), t.Clone(), {}),
+               Error);
+  EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 1), t, t.Clone(), Tensor::Zeros({3}, DType::kF32),
+                     t.Clone(), {}),
+               Error);
+}
+
+}  // namespace
+}  // namespace cistron::ops

@@ -1,0 +1,42 @@
+// Runs a test with every implementation of an op that supports a problem.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <span>
+#include <string>
+
+#include "cistron/base/threads.h"
+#include "cistron/ops/context.h"
+#include "cistron/ops/implementation.h"
+
+namespace cistron::testing {
+
+// Calls f(context) with the context of each implementation of `list` that supports `problem`; fails
+// when there is none.
+template <class Problem, class Run, class F>
+void ForEachImplementation(std::span<const ops::Implementation<Problem, Run>> list,
+                           const Problem& problem, F&& f) {
+  int run = 0;
+  for (const auto& implementation : list) {
+    if (!implementation.supports(problem)) continue;
+    SCOPED_TRACE("implementation " + std::string(implementation.name));
+    f(ops::Context().WithImpl(implementation.name));
+    ++run;
+  }
+  EXPECT_GT(run, 0) << "no implementation supports the problem";
+}
+
+// Sets the number of threads and restores it.
+class ThreadsForScope {
+ public:
+  explicit ThreadsForScope(int threads) : before_(NumThreads()) { SetNumThreads(threads); }
+  ~ThreadsForScope() { SetNumThreads(before_); }
+  ThreadsForScope(const ThreadsForScope&) = delete;
+  ThreadsForScope& operator=(const ThreadsForScope&) = delete;
+
+ private:
+  int before_;
+};
+
+}  // namespace cistron::testing
