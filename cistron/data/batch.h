@@ -21,9 +21,9 @@ struct Batch {
 
 // Sums over the whole global batch, known before the step: the denominators of its means.
 struct BatchTotals {
-  double weight_sum = 0;        // Σ weights over all labels
-  std::int64_t tokens = 0;      // tokens that are not padding (they are routed)
-  std::int64_t rows = 0;        // rows of seq_len tokens
+  double weight_sum = 0;    // Σ weights over all labels
+  std::int64_t tokens = 0;  // tokens that are not padding (they are routed)
+  std::int64_t rows = 0;    // rows of seq_len tokens
 };
 
 }  // namespace cistron::data
