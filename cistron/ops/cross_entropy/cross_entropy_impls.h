@@ -1,10 +1,19 @@
 // The implementations of cross_entropy; private to this folder.
 #pragma once
 
+#include <algorithm>
+
 #include "cistron/ops/cross_entropy/cross_entropy.h"
 
 namespace cistron::ops {
 
 extern const CrossEntropyImpl kCrossEntropyRef;
+
+// Tokens whose logits are in memory at once: 4 MiB of fp32 logits, at least 256 tokens (so that the
+// product that makes dw reads and writes dw seldom) and at most 1024.
+inline std::int64_t CrossEntropyChunk(std::int64_t vocab) {
+  const std::int64_t fitting = (std::int64_t{4} << 20) / (4 * vocab);
+  return std::clamp<std::int64_t>(fitting, 256, 1024);
+}
 
 }  // namespace cistron::ops

@@ -5,19 +5,21 @@
 //   softmax after top-k:   I = topk(l);        p = softmax(l[I])             (Mixtral)
 //   sigmoid:               s = sigmoid(l); I = topk(s + bias); p = s[I]; normalised if K > 1 and
 //                          normalize: p / (Σ p + 1e-20)
-//   group-limited (sigmoid): score(g) = sum of the top (K / groups_kept) of s + bias in group g; experts
+//   group-limited (sigmoid): score(g) = sum of the top (K / groups_kept) of s + bias in group g;
+//   experts
 //                          outside the groups_kept best groups are −inf
-// The K slots are in descending order of the selection score; ties go to the lower expert and the lower
-// group; the K experts of a token are distinct even for NaN or −inf logits (NaN sorts last, by the raw
-// logits), and such tokens are counted in `nonfinite_tokens`. p is taken from s, never from (s+bias)−bias.
-// `normalize=false` leaves softmax-after-top-k as softmax over all experts taken at I (norm_topk_prob).
-// routed_scaling multiplies p last.
+// The K slots are in descending order of the selection score; ties go to the lower expert and the
+// lower group; the K experts of a token are distinct even for NaN or −inf logits (NaN sorts last,
+// by the raw logits), and such tokens are counted in `nonfinite_tokens`. p is taken from s, never
+// from (s+bias)−bias. `normalize=false` leaves softmax-after-top-k as softmax over all experts
+// taken at I (norm_topk_prob). routed_scaling multiplies p last.
 //
-// Shapes: logits [T, E] (f64, f32 or bf16); bias [E] compute type; experts i32 [T, K]; probs [T, K].
-// token_mask u8 [T], optional: tokens with 0 are not routed (experts −1, probs 0) and count nowhere.
-// Tokens outside every sequence of `scopes` are routed (unless masked) but count in no statistic of a loss.
-// Sums over tokens run in fixed blocks, in order: the bits do not depend on the number of threads.
-// Sources: Jiang et al., "Mixtral of experts", 2024; DeepSeek-V3 technical report, 2024.
+// Shapes: logits [T, E] (f64, f32 or bf16); bias [E] compute type; experts i32 [T, K]; probs [T,
+// K]. token_mask u8 [T], optional: tokens with 0 are not routed (experts −1, probs 0) and count
+// nowhere. Tokens outside every sequence of `scopes` are routed (unless masked) but count in no
+// statistic of a loss. Sums over tokens run in fixed blocks, in order: the bits do not depend on
+// the number of threads. Sources: Jiang et al., "Mixtral of experts", 2024; DeepSeek-V3 technical
+// report, 2024.
 #pragma once
 
 #include "cistron/ops/context.h"
@@ -39,8 +41,8 @@ struct RouterConfig {
 };
 
 struct RouterOutputs {
-  Tensor experts;           // i32 [T, K]
-  Tensor probs;             // compute type [T, K]
+  Tensor experts;  // i32 [T, K]
+  Tensor probs;    // compute type [T, K]
   // Statistics for the losses, one row a scope (1 row, or one a sequence); undefined: not computed.
   Tensor counts;            // i64 [R, E]: assignments over all K slots
   Tensor score_sums;        // f64 [R, E]: Σ_t of softmax over all E (sigmoid: s / Σ s)
@@ -48,8 +50,8 @@ struct RouterOutputs {
   Tensor nonfinite_tokens;  // i64 []: tokens with a NaN or infinite logit
 };
 
-// `scopes` gives the sequences when statistics are one row a sequence (R = its number); with undefined
-// cu_seqlens there is one row (R = 1).
+// `scopes` gives the sequences when statistics are one row a sequence (R = its number); with
+// undefined cu_seqlens there is one row (R = 1).
 void RouterForward(const Context& ctx, const RouterConfig& config, const Tensor& logits,
                    const Tensor& bias, const Tensor& token_mask, const PackedSequences& scopes,
                    const RouterOutputs& out);
