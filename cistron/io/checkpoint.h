@@ -1,13 +1,13 @@
 // Checkpoints by global name and slice.
 //
-// A checkpoint is a directory `step-NNNNNNNN` with `manifest.json` and safetensors files. For each tensor the
-// manifest lists its global shape, dtype and boxes {start, size of each dimension, file, key, checksum}; any
-// set of boxes that covers the tensor exactly once is legal, so what one layout of ranks saved any other
-// loads. One rank writes one box a tensor: the same format. Small state (step, data position, configuration)
-// is a JSON document inside the manifest.
+// A checkpoint is a directory `step-NNNNNNNN` with `manifest.json` and safetensors files. For each
+// tensor the manifest lists its global shape, dtype and boxes {start, size of each dimension, file,
+// key, checksum}; any set of boxes that covers the tensor exactly once is legal, so what one layout
+// of ranks saved any other loads. One rank writes one box a tensor: the same format. Small state
+// (step, data position, configuration) is a JSON document inside the manifest.
 //
-// A checkpoint appears atomically: everything is written and fsynced under a temporary name, the directory is
-// renamed, its parent fsynced. Temporary directories are never picked up.
+// A checkpoint appears atomically: everything is written and fsynced under a temporary name, the
+// directory is renamed, its parent fsynced. Temporary directories are never picked up.
 #pragma once
 
 #include <cstdint>
@@ -24,22 +24,22 @@ namespace cistron::io {
 
 // One box of a global tensor, held by this rank.
 struct CheckpointBox {
-  std::string name;    // canonical name with a role, e.g. "weight/model.norm.weight"
-  Tensor tensor;       // the box's values, contiguous, host
+  std::string name;  // canonical name with a role, e.g. "weight/model.norm.weight"
+  Tensor tensor;     // the box's values, contiguous, host
   Shape global_shape;
-  Shape start;         // where the box begins in the global tensor; its size is tensor.shape()
+  Shape start;  // where the box begins in the global tensor; its size is tensor.shape()
 };
 
-// Saves `boxes` and `state_json` as root/step-NNNNNNNN and returns its path. Throws kIo; then nothing
-// that a reader could pick up has been written, and the temporary directory is removed.
+// Saves `boxes` and `state_json` as root/step-NNNNNNNN and returns its path. Throws kIo; then
+// nothing that a reader could pick up has been written, and the temporary directory is removed.
 std::filesystem::path SaveCheckpoint(const std::filesystem::path& root, std::int64_t step,
                                      std::span<const CheckpointBox> boxes,
                                      const std::string& state_json);
 
 class CheckpointReader {
  public:
-  // Opens and validates the manifest: every file is there with its length, every tensor is covered exactly
-  // once. Throws kNotFound or kBadInput, naming the tensor and the gap or overlap.
+  // Opens and validates the manifest: every file is there with its length, every tensor is covered
+  // exactly once. Throws kNotFound or kBadInput, naming the tensor and the gap or overlap.
   explicit CheckpointReader(const std::filesystem::path& directory);
   ~CheckpointReader();
 
@@ -62,12 +62,13 @@ class CheckpointReader {
   std::unique_ptr<State> state_;
 };
 
-// Complete checkpoints under root, oldest first (by step). Unreadable ones are left out with a warning.
+// Complete checkpoints under root, oldest first (by step). Unreadable ones are left out with a
+// warning.
 std::vector<std::filesystem::path> ListCheckpoints(const std::filesystem::path& root);
 // The newest checkpoint whose manifest and checksums hold; nothing when there is none.
 std::optional<std::filesystem::path> NewestGoodCheckpoint(const std::filesystem::path& root);
-// Removes all but the newest `keep` (≥ 1) good checkpoints and stale temporary directories. The newest
-// good one is never removed.
+// Removes all but the newest `keep` (≥ 1) good checkpoints and stale temporary directories. The
+// newest good one is never removed.
 void PruneCheckpoints(const std::filesystem::path& root, int keep);
 
 }  // namespace cistron::io

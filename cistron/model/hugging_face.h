@@ -1,13 +1,15 @@
 // Mixtral models in Hugging Face's format: in and out.
 //
-// Reads config.json and model.safetensors, or the shards that model.safetensors.index.json names; experts as
-// published (block_sparse_moe.experts.N.w1/w2/w3, block_sparse_moe.gate) or stacked
-// (mlp.experts.gate_up_proj, mlp.experts.down_proj, mlp.gate). Every tensor is accounted for: a missing, an
-// unexpected or a misshapen one is an error that names it. Writes what save_pretrained writes.
+// Reads config.json and model.safetensors, or the shards that model.safetensors.index.json names;
+// experts as published (block_sparse_moe.experts.N.w1/w2/w3, block_sparse_moe.gate) or stacked
+// (mlp.experts.gate_up_proj, mlp.experts.down_proj, mlp.gate). Every tensor is accounted for: a
+// missing, an unexpected or a misshapen one is an error that names it. Writes what save_pretrained
+// writes.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
-#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,7 +19,9 @@
 
 namespace cistron::model {
 
-// Names and global shapes of all parameters, in canonical order.
+// Names and global shapes of all parameters, in canonical order: those of transformers 5 in memory,
+// e.g. "model.layers.0.mlp.experts.gate_up_proj" [E, 2F, H], gate rows first. A tied head has none
+// of its own.
 struct ParameterInfo {
   std::string name;
   Shape shape;
@@ -29,17 +33,25 @@ struct HuggingFaceModel {
   std::string dtype;                     // as in config.json
   std::vector<io::NamedTensor> tensors;  // canonical names and order, as stored (dtype of the file)
 };
+// Throws kNotFound, kBadInput or kUnsupported, naming the file, the tensor and what to change.
 HuggingFaceModel LoadHuggingFace(const std::filesystem::path& directory);
 
 enum class ExpertLayout { kPublished, kStacked };
 struct ExportOptions {
   ExpertLayout layout = ExpertLayout::kPublished;
-  DType dtype = DType::kF32;
+  DType dtype = DType::kF32;  // f32, bf16 or f16
   std::int64_t max_shard_bytes = std::int64_t{5} << 30;
+  // The byte tokenizer's files (tokenizer_files.h); left out, with a warning, for a vocabulary of
+  // fewer than 128 tokens, which cannot be ours.
   bool write_tokenizer = true;
+  // When not empty: a model directory whose own tokenizer files are copied instead.
+  std::filesystem::path tokenizer_from = {};
+  bool overwrite =
+      false;  // replace a directory that is there, in one step; otherwise kAlreadyExists
 };
-// Writes config.json, generation_config.json, the weights (sharded with an index above max_shard_bytes) and
-// tokenizer files, into a new directory that appears atomically. `tensors` are canonical and complete.
+// Writes config.json, generation_config.json, the weights (sharded with an index above
+// max_shard_bytes) and tokenizer files, into a new directory that appears atomically. `tensors` are
+// canonical and complete.
 void SaveHuggingFace(const std::filesystem::path& directory, const MixtralConfig& config,
                      std::span<const io::NamedTensor> tensors, const ExportOptions& options);
 

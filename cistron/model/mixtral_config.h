@@ -7,6 +7,9 @@
 
 namespace cistron::model {
 
+// The release of transformers whose files are written: readers compare it with their own.
+inline constexpr const char* kTransformersVersion = "5.17.0";
+
 enum class AuxScope { kBatch, kSequence };
 
 struct MixtralConfig {
@@ -34,29 +37,28 @@ struct MixtralConfig {
   // Cistron's own: over what the auxiliary loss takes its statistics.
   AuxScope aux_scope = AuxScope::kBatch;
 
-  std::int64_t HeadDim() const {
-    return head_dim.value_or(hidden_size / num_attention_heads);
-  }
+  std::int64_t HeadDim() const { return head_dim.value_or(hidden_size / num_attention_heads); }
 };
 
 // Throws kInvalidArgument naming the field, its value and what is allowed.
 void Validate(const MixtralConfig& config);
 
-// Reads the text of a config.json (DESIGN: rope_theta or rope_parameters, torch_dtype or dtype, null or
-// missing head_dim and sliding_window). Refuses by name what is not done: other model types, rope types,
-// activations, attention dropout. `origin` names the file in errors. `dtype`, optional, receives the stored
-// dtype's name ("float32").
+// Reads the text of a config.json (DESIGN: rope_theta or rope_parameters, torch_dtype or dtype,
+// null or missing head_dim and sliding_window). Refuses by name what is not done: other model
+// types, rope types, activations, attention dropout. `origin` names the file in errors. `dtype`,
+// optional, receives the stored dtype's name ("float32").
 MixtralConfig ParseMixtralConfig(const std::string& json, const std::string& origin,
                                  std::string* dtype = nullptr);
 
-// A config.json as save_pretrained would write it, extra fields kept. `dtype`: "float32" or "bfloat16".
+// A config.json as save_pretrained would write it, extra fields kept. `dtype`: "float32" or
+// "bfloat16".
 std::string ToJson(const MixtralConfig& config, const std::string& dtype);
 
 // Parameters in all, and those that one token uses.
 std::int64_t ParameterCount(const MixtralConfig& config);
 std::int64_t ActiveParameterCount(const MixtralConfig& config);
-// Floating-point operations of forward and backward for one token of a sequence of `length`: 6 per active
-// matrix weight, and the attention scores (causal, sliding window respected).
+// Floating-point operations of forward and backward for one token of a sequence of `length`: 6 per
+// active matrix weight, and the attention scores (causal, sliding window respected).
 double TrainingFlopsPerToken(const MixtralConfig& config, std::int64_t length);
 
 }  // namespace cistron::model

@@ -1,0 +1,166 @@
+// SaveHuggingFace: what save_pretrained writes.
+#include <algorithm>
+#include <map>
+
+#include "cistron/base/error.h"
+#include "cistron/base/log.h"
+#include "cistron/io/file.h"
+#include "cistron/model/hugging_face.h"
+#include "cistron/model/published_layout.h"
+#include "cistron/model/tokenizer_files.h"
+
+namespace cistron::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Marks weights that PyTorch reads as they are; transformers asks for it.
+const std::map<std::string, std::string> kMetadata = {{"format", "pt"}};
+
+std::string_view TorchName(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return "float32";
+    case DType::kBF16: return "bfloat16";
+    case DType::kF16: return "float16";
+    default: break;
+  }
+  CISTRON_THROW(kInvalidArgument, "SaveHuggingFace: dtype {} is not one of f32, bf16, f16",
+                Name(dtype));
+}
+
+// A tensor to write: part of a canonical one.
+struct Item {
+  FilePart part;
+  const Tensor* source;
+};
+
+// All tensors of the files, by name, as save_pretrained orders them.
+std::vector<Item> CollectItems(const MixtralConfig& config,
+                               std::span<const io::NamedTensor> tensors, ExpertLayout layout) {
+  std::map<std::string, const Tensor*> given;
+  for (const io::NamedTensor& t : tensors) {
+    CISTRON_CHECK(given.emplace(t.name, &t.tensor).second,
+                  "SaveHuggingFace: tensor {} is given twice", t.name);
+  }
+  std::vector<Item> items;
+  for (const ParameterInfo& parameter : MixtralParameters(config)) {
+    const auto it = given.find(parameter.name);
+    CISTRON_CHECK(it != given.end(), "SaveHuggingFace: tensor {} is missing", parameter.name);
+    const Tensor& tensor = *it->second;
+    CISTRON_CHECK(tensor && IsFloat(tensor.dtype()) && tensor.shape() == parameter.shape &&
+                      tensor.IsContiguous() && tensor.device().type == DeviceType::kCpu,
+                  "SaveHuggingFace: tensor {} must be contiguous in host memory, of a float dtype "
+                  "and shape {}, not {}",
+                  parameter.name, ToString(parameter.shape), Describe(tensor));
+    for (FilePart& part : FileParts(parameter, layout)) {
+      items.push_back({std::move(part), &tensor});
+    }
+    given.erase(it);
+  }
+  CISTRON_CHECK(given.empty(), "SaveHuggingFace: tensor {} is not one of this model's",
+                given.begin()->first);
+  std::sort(items.begin(), items.end(),
+            [](const Item& a, const Item& b) { return a.part.name < b.part.name; });
+  return items;
+}
+
+// Consecutive items until a file would exceed the limit; one tensor may exceed it alone.
+std::vector<std::span<const Item>> CutShards(std::span<const Item> items, DType dtype,
+                                             std::int64_t max_shard_bytes) {
+  std::vector<std::span<const Item>> shards;
+  std::size_t begin = 0;
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const std::int64_t size =
+        items[i].part.shape.numel() * static_cast<std::int64_t>(SizeOf(dtype));
+    if (i > begin && bytes + size > max_shard_bytes) {
+      shards.push_back(items.subspan(begin, i - begin));
+      begin = i;
+      bytes = 0;
+    }
+    bytes += size;
+  }
+  shards.push_back(items.subspan(begin));
+  return shards;
+}
+
+void WriteShard(const fs::path& path, std::span<const Item> items, DType dtype) {
+  std::vector<io::SafetensorsWriter::Spec> specs;
+  for (const Item& item : items) specs.push_back({item.part.name, dtype, item.part.shape});
+  io::SafetensorsWriter writer(path, specs, kMetadata);
+  for (const Item& item : items) {
+    const DType stored = item.source->dtype();
+    const Tensor view =
+        Tensor::Borrow(static_cast<std::byte*>(item.source->raw()) +
+                           item.part.begin * static_cast<std::int64_t>(SizeOf(stored)),
+                       item.part.shape, stored);
+    writer.Append(stored == dtype ? view : ConvertTo(view, dtype));
+  }
+  writer.Finish();
+}
+
+void WriteWeights(const fs::path& directory, std::span<const Item> items,
+                  const ExportOptions& options) {
+  const auto shards = CutShards(items, options.dtype, options.max_shard_bytes);
+  if (shards.size() == 1) {
+    WriteShard(directory / "model.safetensors", items, options.dtype);
+    return;
+  }
+  io::SafetensorsIndex index;
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    WriteShard(directory / name, shards[i], options.dtype);
+    for (const Item& item : shards[i]) {
+      index.weight_map[item.part.name] = name;
+      total += static_cast<std::uint64_t>(item.part.shape.numel()) * SizeOf(options.dtype);
+    }
+  }
+  index.total_size = total;
+  io::WriteNewFile(directory / "model.safetensors.index.json", io::ToJson(index));
+}
+
+void CopyTokenizer(const fs::path& from, const fs::path& to) {
+  constexpr const char* kFiles[] = {
+      "tokenizer.json",    "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+      "added_tokens.json", "chat_template.jinja",   "vocab.json",      "merges.txt"};
+  bool any = false;
+  for (const char* name : kFiles) {
+    if (!fs::is_regular_file(from / name)) continue;
+    io::WriteNewFile(to / name, io::ReadFile(from / name));
+    any = true;
+  }
+  if (!any) LogWarning("{}: has no tokenizer files to copy", from.string());
+}
+
+}  // namespace
+
+void SaveHuggingFace(const fs::path& directory, const MixtralConfig& config,
+                     std::span<const io::NamedTensor> tensors, const ExportOptions& options) {
+  Validate(config);
+  const std::string dtype(TorchName(options.dtype));
+  CISTRON_CHECK(options.max_shard_bytes > 0, "SaveHuggingFace: max_shard_bytes is {}",
+                options.max_shard_bytes);
+  const std::vector<Item> items = CollectItems(config, tensors, options.layout);
+  if (!options.overwrite && fs::exists(directory) && !fs::is_empty(directory)) {
+    CISTRON_THROW(kAlreadyExists, "{}: exists already; remove it or choose another name",
+                  directory.string());
+  }
+  io::AtomicDirectory out(directory);
+  io::WriteNewFile(out.path() / "config.json", ToJson(config, dtype));
+  io::WriteNewFile(out.path() / "generation_config.json", GenerationConfigJson(config));
+  WriteWeights(out.path(), items, options);
+  if (!options.tokenizer_from.empty()) {
+    CopyTokenizer(options.tokenizer_from, out.path());
+  } else if (options.write_tokenizer) {
+    if (config.vocab_size >= kSmallestTokenizer) {
+      WriteTokenizerFiles(out.path(), config);
+    } else {
+      LogWarning("{}: no tokenizer files, since a vocabulary of {} has no byte tokenizer",
+                 directory.string(), config.vocab_size);
+    }
+  }
+  out.Commit(options.overwrite);
+}
+
+}  // namespace cistron::model
