@@ -46,9 +46,7 @@ std::size_t SizeClass(std::size_t bytes) {
 
 class CachingCpuAllocator final : public Allocator {
  public:
-  ~CachingCpuAllocator() override {
-    ReleaseCache();
-  }
+  ~CachingCpuAllocator() override { ReleaseCache(); }
 
   void* Allocate(std::size_t bytes) override {
     const std::size_t size = SizeClass(bytes);
@@ -104,10 +102,11 @@ class CachingCpuAllocator final : public Allocator {
       block = std::aligned_alloc(alignment, rounded);
     }
     if (block == nullptr) {
-      CISTRON_THROW(kOutOfMemory,
-                    "memory: the system refused {} MiB; {} MiB are in use by tensors. Use a smaller "
-                    "batch.micro_tokens or model",
-                    size >> 20, stats_.live_bytes >> 20);
+      CISTRON_THROW(
+          kOutOfMemory,
+          "memory: the system refused {} MiB; {} MiB are in use by tensors. Use a smaller "
+          "batch.micro_tokens or model",
+          size >> 20, stats_.live_bytes >> 20);
     }
     if (size >= kHugePage) madvise(block, rounded, MADV_HUGEPAGE);  // a hint: failure is harmless
     ++stats_.allocations;

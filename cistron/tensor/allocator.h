@@ -31,8 +31,8 @@ class Allocator {
   virtual void ResetPeak() = 0;
 };
 
-// The process's CPU allocator: freed blocks are kept by size class and reused, because a fresh mapping
-// costs a page fault for every 4 KiB at each step of training.
+// The process's CPU allocator: freed blocks are kept by size class and reused, because a fresh
+// mapping costs a page fault for every 4 KiB at each step of training.
 Allocator& CpuAllocator();
 
 // A caching CPU allocator of its own, with its own statistics.

@@ -121,9 +121,9 @@ Tensor Tensor::Empty(const Shape& shape, DType dtype, Allocator& allocator) {
   t.dtype_ = dtype;
   t.device_ = allocator.device();
   std::int64_t bytes = 0;
-  CISTRON_CHECK(!__builtin_mul_overflow(shape.numel(), static_cast<std::int64_t>(SizeOf(dtype)),
-                                        &bytes),
-                "Tensor: shape {} of {} exceeds 2^63 - 1 bytes", ToString(shape), Name(dtype));
+  CISTRON_CHECK(
+      !__builtin_mul_overflow(shape.numel(), static_cast<std::int64_t>(SizeOf(dtype)), &bytes),
+      "Tensor: shape {} of {} exceeds 2^63 - 1 bytes", ToString(shape), Name(dtype));
   // A tensor without elements still has an address, so that it counts as defined.
   const std::size_t size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
   void* data = allocator.Allocate(size);
@@ -189,8 +189,8 @@ Tensor Tensor::Slice(int dim, std::int64_t begin, std::int64_t length) const {
                 d, Describe(*this));
   Tensor t = *this;
   t.shape_[d] = length;
-  t.data_ = static_cast<char*>(data_) +
-            begin * stride(d) * static_cast<std::int64_t>(SizeOf(dtype_));
+  t.data_ =
+      static_cast<char*>(data_) + begin * stride(d) * static_cast<std::int64_t>(SizeOf(dtype_));
   return t;
 }
 

@@ -1,7 +1,8 @@
 // Tensor: a typed, strided view of shared storage on a device.
 //
 // Copies of a Tensor share storage, as in the frameworks that users know; `Clone` copies the data.
-// Storage is freed with the last tensor that refers to it. A default-constructed Tensor is undefined
+// Storage is freed with the last tensor that refers to it. A default-constructed Tensor is
+// undefined
 // (`!t`), which APIs use for "not given".
 #pragma once
 
@@ -48,16 +49,15 @@ class Tensor {
     return strides_[static_cast<std::size_t>(i < 0 ? i + rank() : i)];
   }
   std::int64_t numel() const { return shape_.numel(); }
-  std::int64_t bytes() const {
-    return numel() * static_cast<std::int64_t>(SizeOf(dtype_));
-  }
+  std::int64_t bytes() const { return numel() * static_cast<std::int64_t>(SizeOf(dtype_)); }
   bool IsContiguous() const;
 
   void* raw() const { return data_; }
   // Pointer to the first element; throws when T is not the dtype.
   template <class T>
   T* data() const {
-    if (kDTypeOf<T> != dtype_) [[unlikely]] ThrowDType(kDTypeOf<T>);
+    if (kDTypeOf<T> != dtype_) [[unlikely]]
+      ThrowDType(kDTypeOf<T>);
     return static_cast<T*>(data_);
   }
   // All elements of a contiguous host tensor.
@@ -95,8 +95,8 @@ std::string Describe(const Tensor& t);
 void FillZero(const Tensor& t);
 // Every float element becomes NaN, every integer element its largest value: poison for tests.
 void FillPoison(const Tensor& t);
-// Element-wise conversion between tensors of equal shape, rounded once (RNE; FP8 saturates). To an integer
-// type fractions are cut; a value that does not fit is an error.
+// Element-wise conversion between tensors of equal shape, rounded once (RNE; FP8 saturates). To an
+// integer type fractions are cut; a value that does not fit is an error.
 void Convert(const Tensor& from, const Tensor& to);
 Tensor ConvertTo(const Tensor& from, DType dtype);
 // Element i of a contiguous float or integer tensor as double.
@@ -105,8 +105,7 @@ double ElementAsDouble(const Tensor& t, std::int64_t i);
 template <class T>
 Tensor Tensor::FromSpan(const Shape& shape, std::span<const T> values) {
   CISTRON_CHECK(shape.numel() == static_cast<std::int64_t>(values.size()),
-                "Tensor::FromSpan: {} values do not fill shape {}", values.size(),
-                ToString(shape));
+                "Tensor::FromSpan: {} values do not fill shape {}", values.size(), ToString(shape));
   Tensor t = Empty(shape, kDTypeOf<T>);
   std::copy(values.begin(), values.end(), t.data<T>());
   return t;
