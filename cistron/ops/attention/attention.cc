@@ -54,7 +54,7 @@ const AttentionRun& Choose(const Context& ctx, const AttentionConfig& config, co
 }  // namespace
 
 std::span<const AttentionImpl> AttentionImpls() {
-  static const std::array impls = {RefAttention()};
+  static const std::array impls = {CpuAttention(), RefAttention()};
   return impls;
 }
 

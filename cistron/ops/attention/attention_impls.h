@@ -5,6 +5,7 @@
 
 namespace cistron::ops {
 
+AttentionImpl CpuAttention();
 AttentionImpl RefAttention();
 
 }  // namespace cistron::ops
