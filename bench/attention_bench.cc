@@ -21,15 +21,10 @@
 
 #include "cistron/base/philox.h"
 #include "cistron/base/threads.h"
-#include "cistron/ops/attention/attention.h"
+#include "cistron/ops/attention/attention_cases.h"
 
 namespace cistron {
 namespace {
-
-struct Case {
-  std::int64_t batch, length, heads, kv_heads, dim, window;
-  DType dtype;
-};
 
 double Now(clockid_t clock) {
   timespec t{};
@@ -71,26 +66,29 @@ double PeakGflops(const Stopwatch& seconds) {
   return 2.0 * n * n * n / s * 1e-9;
 }
 
-void Run(const Case& c, int repeats, const Stopwatch& seconds) {
+void Run(const ops::AttentionCase& c, DType dtype, int repeats, const Stopwatch& seconds) {
   const ops::Context ctx;
-  const ops::AttentionConfig config{c.heads, c.kv_heads, c.dim, c.window};
-  const ops::PackedSequences sequences = ops::UniformSequences(c.batch, c.length);
-  const std::int64_t tokens = c.batch * c.length;
+  const ops::AttentionConfig& config = c.config;
+  const ops::PackedSequences sequences = ops::PackedFromLengths(c.lengths);
+  const std::int64_t tokens = sequences.positions.dim(0);
   // q, k, v as views of one projection, as a model has them.
-  const std::int64_t q_width = c.heads * c.dim, kv_width = c.kv_heads * c.dim;
-  const Tensor qkv = Random({tokens, q_width + 2 * kv_width}, c.dtype, 3);
+  const std::int64_t q_width = config.num_heads * config.head_dim;
+  const std::int64_t kv_width = config.num_kv_heads * config.head_dim;
+  const Tensor qkv = Random({tokens, q_width + 2 * kv_width}, dtype, 3);
   const Tensor q = qkv.Slice(1, 0, q_width), k = qkv.Slice(1, q_width, kv_width);
   const Tensor v = qkv.Slice(1, q_width + kv_width, kv_width);
-  const Tensor o = Tensor::Zeros({tokens, q_width}, c.dtype);
-  const Tensor d_o = Random({tokens, q_width}, c.dtype, 4);
-  const Tensor lse = Tensor::Zeros({c.heads, tokens}, DType::kF32);
-  const Tensor dqkv = Tensor::Zeros({tokens, q_width + 2 * kv_width}, c.dtype);
+  const Tensor o = Tensor::Zeros({tokens, q_width}, dtype);
+  const Tensor d_o = Random({tokens, q_width}, dtype, 4);
+  const Tensor lse = Tensor::Zeros({config.num_heads, tokens}, DType::kF32);
+  const Tensor dqkv = Tensor::Zeros({tokens, q_width + 2 * kv_width}, dtype);
 
   double pairs = 0;
-  for (std::int64_t i = 0; i < c.length; ++i) {
-    pairs += static_cast<double>(c.window == 0 ? i + 1 : std::min(i + 1, c.window));
+  for (const std::int64_t n : c.lengths) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      pairs += static_cast<double>(config.window == 0 ? i + 1 : std::min(i + 1, config.window));
+    }
   }
-  const double product = 2.0 * static_cast<double>(c.batch * c.heads * c.dim) * pairs;
+  const double product = 2.0 * static_cast<double>(q_width) * pairs;
   double forward = 1e30, backward = 1e30, peak = 0;
   for (int r = 0; r < repeats; ++r) {
     peak = std::max(peak, PeakGflops(seconds));
@@ -107,13 +105,15 @@ void Run(const Case& c, int repeats, const Stopwatch& seconds) {
   }
   const double f = 2 * product / forward * 1e-9, b = 5 * product / backward * 1e-9;
   fmt::print(
-      "{{\"op\": \"attention\", \"dtype\": \"{}\", \"batch\": {}, \"seq_len\": {}, \"heads\": {}, "
-      "\"kv_heads\": {}, \"head_dim\": {}, \"window\": {}, \"threads\": {}, \"forward_ms\": "
-      "{:.3f}, "
-      "\"backward_ms\": {:.3f}, \"forward_gflops\": {:.1f}, \"backward_gflops\": {:.1f}, "
-      "\"sgemm_gflops\": {:.1f}, \"forward_of_sgemm\": {:.3f}, \"backward_of_sgemm\": {:.3f}}}\n",
-      Name(c.dtype), c.batch, c.length, c.heads, c.kv_heads, c.dim, c.window, NumThreads(),
-      forward * 1e3, backward * 1e3, f, b, peak, f / peak, b / peak);
+      "{{\"op\": \"attention\", \"case\": \"{}\", \"dtype\": \"{}\", \"sequences\": {}, "
+      "\"seq_len\": {}, "
+      "\"heads\": {}, \"kv_heads\": {}, \"head_dim\": {}, \"window\": {}, \"threads\": {}, "
+      "\"forward_ms\": {:.3f}, \"backward_ms\": {:.3f}, \"forward_gflops\": {:.1f}, "
+      "\"backward_gflops\": {:.1f}, \"sgemm_gflops\": {:.1f}, \"forward_of_sgemm\": {:.3f}, "
+      "\"backward_of_sgemm\": {:.3f}}}\n",
+      c.name, Name(dtype), c.lengths.size(), sequences.max_length, config.num_heads,
+      config.num_kv_heads, config.head_dim, config.window, NumThreads(), forward * 1e3,
+      backward * 1e3, f, b, peak, f / peak, b / peak);
   std::fflush(stdout);
 }
 
@@ -133,17 +133,9 @@ int main(int argc, char** argv) {
       hwy::GetChosenTarget().Update(HWY_AVX2);
     }
   }
-  using cistron::DType;
-  for (const cistron::Case& c : {
-           cistron::Case{8, 512, 6, 2, 32, 0, DType::kF32},
-           cistron::Case{4, 512, 4, 2, 64, 0, DType::kF32},
-           cistron::Case{2, 2048, 6, 2, 32, 0, DType::kF32},
-           cistron::Case{2, 2048, 4, 2, 64, 0, DType::kF32},
-           cistron::Case{1, 2048, 4, 1, 128, 0, DType::kF32},
-           cistron::Case{2, 2048, 4, 2, 64, 256, DType::kF32},
-           cistron::Case{8, 512, 6, 2, 32, 0, DType::kBF16},
-           cistron::Case{2, 2048, 4, 2, 64, 0, DType::kBF16},
-       }) {
-    cistron::Run(c, repeats, cistron::Stopwatch(clock));
+  for (const auto& c : cistron::ops::AttentionBenchmarkCases()) {
+    for (const cistron::DType dtype : {cistron::DType::kF32, cistron::DType::kBF16}) {
+      cistron::Run(c, dtype, repeats, cistron::Stopwatch(clock));
+    }
   }
 }
