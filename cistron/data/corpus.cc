@@ -21,7 +21,7 @@ void CheckConfig(const DataConfig& c) {
   CISTRON_CHECK(c.soft_mask_weight >= 0 && std::isfinite(c.soft_mask_weight),
                 "data.soft_mask_weight = {} is not a weight ≥ 0", c.soft_mask_weight);
   CISTRON_CHECK(c.split.train_fraction >= 0 && c.split.train_fraction <= 1,
-                "data.split.train_fraction = {} is not in [0, 1]", c.split.train_fraction);
+                "data.train_fraction = {} is not in [0, 1]", c.split.train_fraction);
   for (const FileSpec& file : c.train) {
     CISTRON_CHECK(file.weight > 0 && file.weight <= 1e6,
                   "data.train: weight {} of {} is not in (0, 1e6]; leave the file out instead of 0",
@@ -39,11 +39,10 @@ void CheckConfig(const DataConfig& c) {
   CISTRON_CHECK(c.tag_delimiters.size() < 100, "data.tag_delimiters: {} are too many",
                 c.tag_delimiters.size());
   const bool by_files = c.split.kind == SplitRule::Kind::kFiles;
-  CISTRON_CHECK(
-      by_files || c.heldout.empty(),
-      "data.heldout names files, but data.split.kind is not 'files'; set it, or remove them");
+  CISTRON_CHECK(by_files || c.heldout.empty(),
+                "data.heldout names files, but data.split is not 'files'; set it, or remove them");
   CISTRON_CHECK(!by_files || !c.heldout.empty(),
-                "data.split.kind=files, but data.heldout names no file");
+                "data.split=files, but data.heldout names no file");
 }
 
 std::uint64_t Fingerprint(const Corpus::Impl& impl) {
@@ -130,8 +129,7 @@ std::shared_ptr<const Corpus> Corpus::Open(const DataConfig& config) {
   impl->heldout.shrink_to_fit();
   const std::string first = config.train[0].path.string();
   if (impl->train.empty()) {
-    CISTRON_THROW(kBadInput,
-                  "data: nothing is left to train on in {}{}: raise data.split.train_fraction",
+    CISTRON_THROW(kBadInput, "data: nothing is left to train on in {}{}: raise data.train_fraction",
                   first, config.train.size() > 1 ? ", …" : "");
   }
   if (split.kind != SplitRule::Kind::kNone) {
@@ -141,7 +139,7 @@ std::shared_ptr<const Corpus> Corpus::Open(const DataConfig& config) {
       CISTRON_THROW(
           kBadInput,
           "data: the held-out part of {}{} holds no window ({} bases; one needs 2): lower "
-          "data.split.train_fraction, or set data.split.kind=none",
+          "data.train_fraction, or set data.split=none",
           first, config.train.size() > 1 ? ", …" : "", impl->heldout_bases);
     }
   }

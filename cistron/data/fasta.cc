@@ -89,6 +89,7 @@ void FastaIndexer::StartRecord() {
 
 void FastaIndexer::Header(std::string_view text) {
   if (text.empty()) return;
+  if (name_.size() < kNameBytes) name_.append(text.substr(0, kNameBytes - name_.size()));
   if (text.find('\0') != std::string_view::npos) {
     CISTRON_THROW(kBadInput, "{}: NUL byte in the header line; the file is binary or damaged",
                   Place());
@@ -102,7 +103,6 @@ void FastaIndexer::Header(std::string_view text) {
                   Place());
   }
   carriage_return_ = at != std::string_view::npos;
-  if (name_.size() < kNameBytes) name_.append(text.substr(0, kNameBytes - name_.size()));
 }
 
 void FastaIndexer::Sequence(std::string_view text) {
