@@ -159,8 +159,9 @@ Mixtral::Mixtral(const ops::Context& ctx, const MixtralConfig& config, DType dty
   s.dtype = dtype;
   s.store = &store;
   s.reducer = &statistics;
-  s.embedding = store.Register(
-      {.name = "model.embed_tokens.weight", .shape = {config.vocab_size, config.hidden_size}});
+  s.embedding = store.Register({.name = "model.embed_tokens.weight",
+                                .shape = {config.vocab_size, config.hidden_size},
+                                .is_embedding = true});
   const Tensor rope_table = ops::RopeTable(config.max_position_embeddings, config.HeadDim(),
                                            config.rope_theta, ComputeType(dtype));
   s.layers.reserve(static_cast<std::size_t>(config.num_hidden_layers));

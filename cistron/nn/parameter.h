@@ -19,7 +19,9 @@ struct ParameterSpec {
   Shape shape;  // global shape
   enum class Init { kNormal, kOnes, kZeros } init = Init::kNormal;
   bool is_expert = false;  // first dimension counts experts, which expert parallelism divides
-  bool decays = true;      // weight decay by default: matrices yes, norms and biases no
+  // Weight decay by default: matrices yes, norms and biases no; embeddings only on request.
+  bool decays = true;
+  bool is_embedding = false;
 };
 
 // Handle of a parameter in its store.

@@ -13,7 +13,8 @@ namespace cistron::optim {
 struct AdamWOptions {
   ops::AdamWConfig adamw;      // betas, eps, weight_decay
   double max_grad_norm = 1.0;  // 0: no clipping
-  bool decay_all = false;      // true: norms and biases decay as well, as torch does without groups
+  bool decay_embeddings = false;
+  bool decay_all = false;  // true: norms, biases and embeddings too, as torch does without groups
 };
 
 class AdamWOptimizer {
