@@ -33,6 +33,13 @@ ops::AttentionConfig AttentionOf(const MixtralConfig& c) {
           .window = c.sliding_window.value_or(0)};
 }
 
+// to[e] += Σ over rows of from[·, e], integers.
+void AddCounts(const Tensor& from, const Tensor& to) {
+  const auto source = from.span<std::int64_t>();
+  const auto target = to.span<std::int64_t>();
+  for (std::size_t i = 0; i < source.size(); ++i) target[i % target.size()] += source[i];
+}
+
 struct DecoderLayer {
   DecoderLayer(nn::ParameterStore& store, nn::TokenDispatcher& dispatcher, const MixtralConfig& c,
                const std::string& prefix, const Tensor& rope_table)
@@ -128,12 +135,8 @@ struct Mixtral::State {
     std::vector<ops::RouterOutputs> stats;
     for (std::size_t i = 0; i < layers.size(); ++i) {
       const ops::RouterOutputs& r = pass.routing[i].router;
-      const Tensor counts = sums.expert_counts.Select(static_cast<std::int64_t>(i));
-      for (std::int64_t scope = 0; scope < r.counts.dim(0); ++scope) {
-        ops::AddTo(ctx, r.counts.Select(scope), counts);
-      }
-      ops::AddTo(ctx, r.nonfinite_tokens,
-                 sums.nonfinite_tokens.Select(static_cast<std::int64_t>(i)));
+      AddCounts(r.counts, sums.expert_counts.Select(static_cast<std::int64_t>(i)));
+      AddCounts(r.nonfinite_tokens, sums.nonfinite_tokens.Select(static_cast<std::int64_t>(i)));
       if (config.aux_scope == AuxScope::kBatch) {
         reducer->Sum(r.counts);
         reducer->Sum(r.score_sums);
