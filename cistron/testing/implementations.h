@@ -9,6 +9,7 @@
 #include "cistron/base/threads.h"
 #include "cistron/ops/context.h"
 #include "cistron/ops/implementation.h"
+#include "cistron/testing/instruction_set.h"
 
 namespace cistron::testing {
 
@@ -21,8 +22,17 @@ void ForEachImplementation(std::span<const ops::Implementation<Problem, Run>> li
   for (const auto& implementation : list) {
     if (!implementation.supports(problem)) continue;
     SCOPED_TRACE("implementation " + std::string(implementation.name));
-    f(ops::Context().WithImpl(implementation.name));
+    const ops::Context ctx = ops::Context().WithImpl(implementation.name);
     ++run;
+    if (implementation.name == "ref") {
+      f(ctx);
+      continue;
+    }
+    for (const std::int64_t target : InstructionSets()) {
+      SCOPED_TRACE(InstructionSetName(target));
+      const ScopedInstructionSet scope(target);
+      f(ctx);
+    }
   }
   EXPECT_GT(run, 0) << "no implementation supports the problem";
 }

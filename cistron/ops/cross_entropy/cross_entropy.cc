@@ -20,7 +20,7 @@ void CheckLabels(const Tensor& labels, std::int64_t vocab) {
 }  // namespace
 
 std::span<const CrossEntropyImpl> CrossEntropyImpls() {
-  static const CrossEntropyImpl list[] = {kCrossEntropyRef};
+  static const CrossEntropyImpl list[] = {kCrossEntropyCpu, kCrossEntropyRef};
   return list;
 }
 

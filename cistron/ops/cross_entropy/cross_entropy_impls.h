@@ -7,6 +7,7 @@
 
 namespace cistron::ops {
 
+extern const CrossEntropyImpl kCrossEntropyCpu;
 extern const CrossEntropyImpl kCrossEntropyRef;
 
 // Tokens whose logits are in memory at once: 4 MiB of fp32 logits, at least 256 tokens (so that the
@@ -15,5 +16,17 @@ inline std::int64_t CrossEntropyChunk(std::int64_t vocab) {
   const std::int64_t fitting = (std::int64_t{4} << 20) / (4 * vocab);
   return std::clamp<std::int64_t>(fitting, 256, 1024);
 }
+
+// A chunk of logits [tokens, V] that the CPU kernel turns into nll and gradients.
+struct ChunkOfLogits {
+  std::int64_t vocab = 0;
+  float* logits = nullptr;
+  const std::int64_t* labels = nullptr;
+  const float* weights = nullptr;  // null: all 1
+  float grad_scale = 0;
+  float* nll = nullptr;
+  float* gradients = nullptr;     // in fp32, or
+  bf16* low_gradients = nullptr;  // in bf16, or none
+};
 
 }  // namespace cistron::ops

@@ -21,7 +21,7 @@ void CheckTokens(const Tensor& tokens, std::int64_t vocab) {
 }  // namespace
 
 std::span<const EmbeddingImpl> EmbeddingImpls() {
-  static const EmbeddingImpl list[] = {kEmbeddingRef};
+  static const EmbeddingImpl list[] = {kEmbeddingCpu, kEmbeddingRef};
   return list;
 }
 

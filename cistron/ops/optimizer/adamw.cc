@@ -21,7 +21,7 @@ void CheckConfig(const AdamWConfig& config) {
 }  // namespace
 
 std::span<const AdamWImpl> AdamWImpls() {
-  static const AdamWImpl list[] = {kAdamWRef};
+  static const AdamWImpl list[] = {kAdamWCpu, kAdamWRef};
   return list;
 }
 

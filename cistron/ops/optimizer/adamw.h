@@ -4,8 +4,9 @@
 //   m ← β1·m + (1−β1)·g;  v ← β2·v + (1−β2)·g²
 //   p ← p − lr · (m / (1−β1^t)) / (√(v / (1−β2^t)) + eps)
 //
-// Values that change from step to step are device scalars: lr, t (number of this update, from 1), clip.
-// Shapes: p, m, v, g alike, f32 (f64 for f64 models); `low`, optional, bf16 of the same shape: receives p
+// Values that change from step to step are device scalars: lr, t (number of this update, from 1),
+// clip. Shapes: p, m, v, g alike, f32 (f64 for f64 models); `low`, optional, bf16 of the same
+// shape: receives p
 //         rounded to nearest even (the weights that the model computes with).
 // In place; each element is independent of the others, so shards update as the whole does.
 // Source: Loshchilov & Hutter, "Decoupled weight decay regularization", 2019; torch.optim.AdamW.

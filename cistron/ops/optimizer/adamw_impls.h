@@ -5,6 +5,7 @@
 
 namespace cistron::ops {
 
+extern const AdamWImpl kAdamWCpu;
 extern const AdamWImpl kAdamWRef;
 
 // The factors of one update, made in f64 from the configuration and the device scalars and rounded

@@ -20,7 +20,7 @@ const ReduceRun& SelectReduce(const Context& ctx, const Tensor& x) {
 }  // namespace
 
 std::span<const ReduceImpl> ReduceImpls() {
-  static const ReduceImpl list[] = {kReduceRef};
+  static const ReduceImpl list[] = {kReduceCpu, kReduceRef};
   return list;
 }
 

@@ -3,8 +3,8 @@
 //   SumOfSquares   out (= or +=) Σ x²   each square in the compute type, the sum in fp64
 //   WeightedSum    out (= or +=) Σ x·w  products and sum in fp64; w undefined: Σ x
 //   AddTo          y += x (same shape and dtype; used to join gradients)
-// Elements are summed in blocks of fixed size, the blocks in order: the bits do not depend on the number of
-// threads. `out` is an f64 scalar on the device.
+// Elements are summed in blocks of fixed size, the blocks in order: the bits do not depend on the
+// number of threads. `out` is an f64 scalar on the device.
 #pragma once
 
 #include "cistron/ops/context.h"

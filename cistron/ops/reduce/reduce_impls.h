@@ -5,6 +5,7 @@
 
 namespace cistron::ops {
 
+extern const ReduceImpl kReduceCpu;
 extern const ReduceImpl kReduceRef;
 
 // Elements of one block: partial sums are made a block at a time, then added in the order of the

@@ -60,7 +60,7 @@ std::int64_t CheckInputs(const RouterConfig& config, const Tensor& logits, const
 }  // namespace
 
 std::span<const RouterImpl> RouterImpls() {
-  static const RouterImpl list[] = {kRouterRef};
+  static const RouterImpl list[] = {kRouterCpu, kRouterRef};
   return list;
 }
 

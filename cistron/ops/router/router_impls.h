@@ -7,6 +7,7 @@
 
 namespace cistron::ops {
 
+extern const RouterImpl kRouterCpu;
 extern const RouterImpl kRouterRef;
 
 // Rows of the statistics: one, or one a sequence.

@@ -1,0 +1,101 @@
+// AdamW on the CPU: one pass over memory. Vectors make the scalar reference's operations in its
+// order, each correctly rounded, so that the bits are those of the reference on every machine.
+#include <cmath>
+
+#include "cistron/base/threads.h"
+#include "cistron/ops/optimizer/adamw_impls.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cistron/ops/optimizer/adamw_cpu.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "cistron/ops/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistron::ops {
+namespace HWY_NAMESPACE {
+
+// Updates kLanes elements in place and returns the parameters.
+HWY_INLINE FloatVec UpdateVector(const AdamWFactors<float>& f, const float* g, float* p, float* m,
+                                 float* v) {
+  const FloatTag d;
+  const FloatVec grad = hn::Mul(hn::LoadU(d, g), hn::Set(d, f.clip));
+  const FloatVec m0 = hn::LoadU(d, m);
+  const FloatVec m1 = hn::Add(m0, hn::Mul(hn::Set(d, f.one_minus_beta1), hn::Sub(grad, m0)));
+  const FloatVec square = hn::Mul(hn::Mul(hn::Set(d, f.one_minus_beta2), grad), grad);
+  const FloatVec v1 = hn::Add(hn::Mul(hn::LoadU(d, v), hn::Set(d, f.beta2)), square);
+  const FloatVec denominator =
+      hn::Add(hn::Div(hn::Sqrt(v1), hn::Set(d, f.root_correction2)), hn::Set(d, f.eps));
+  const FloatVec step = hn::Div(hn::Mul(hn::Set(d, f.step_size), m1), denominator);
+  const FloatVec p1 = hn::Sub(hn::Mul(hn::LoadU(d, p), hn::Set(d, f.decay)), step);
+  hn::StoreU(m1, d, m);
+  hn::StoreU(v1, d, v);
+  hn::StoreU(p1, d, p);
+  return p1;
+}
+
+void UpdateRange(const AdamWFactors<float>& f, const float* g, float* p, float* m, float* v,
+                 bf16* low, std::int64_t n) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const FloatVec updated = UpdateVector(f, g + i, p + i, m + i, v + i);
+    if (low) StoreFloat(updated, low + i);
+  }
+  if (i == n) return;
+  // The rest in a whole vector of its own.
+  float rest[4][kLanes] = {};
+  const auto count = static_cast<std::size_t>(n - i);
+  std::copy_n(g + i, count, rest[0]);
+  std::copy_n(p + i, count, rest[1]);
+  std::copy_n(m + i, count, rest[2]);
+  std::copy_n(v + i, count, rest[3]);
+  const FloatVec updated = UpdateVector(f, rest[0], rest[1], rest[2], rest[3]);
+  std::copy_n(rest[1], count, p + i);
+  std::copy_n(rest[2], count, m + i);
+  std::copy_n(rest[3], count, v + i);
+  if (low) {
+    bf16 rounded[kLanes];
+    StoreFloat(updated, rounded);
+    std::copy_n(rounded, count, low + i);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistron::ops
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cistron::ops {
+namespace {
+
+HWY_EXPORT(UpdateRange);
+
+Support SupportsAdamW(const AdamWProblem& problem) {
+  if (problem.dtype == DType::kF64) return Support::No("fp64 runs in the reference");
+  if (problem.dtype != DType::kF32) return Support::No("masters are f32");
+  return Support::Yes();
+}
+
+void AdamWCpu(const Context&, const AdamWConfig& config, const AdamWScalars& scalars,
+              const Tensor& g, const Tensor& p, const Tensor& m, const Tensor& v,
+              const Tensor& low) {
+  const AdamWFactors<float> factors = MakeAdamWFactors<float>(config, scalars);
+  const float* gradient = g.data<float>();
+  float* parameter = p.data<float>();
+  float* first = m.data<float>();
+  float* second = v.data<float>();
+  bf16* rounded = low ? low.data<bf16>() : nullptr;
+  ParallelChunks(p.numel(), std::int64_t{1} << 14, [&](std::int64_t begin, std::int64_t end, int) {
+    HWY_DYNAMIC_DISPATCH(UpdateRange)
+    (factors, gradient + begin, parameter + begin, first + begin, second + begin,
+     rounded ? rounded + begin : nullptr, end - begin);
+  });
+}
+
+}  // namespace
+
+constinit const AdamWImpl kAdamWCpu = {"cpu", SupportsAdamW, {AdamWCpu}};
+
+}  // namespace cistron::ops
+#endif  // HWY_ONCE
