@@ -112,14 +112,14 @@ std::string ExplainIllegalByte(Alphabet alphabet, unsigned char byte, std::strin
     return what + "; letters, '*' and '-' are legal: remove it, or set data.alphabet=bytes";
   }
   const unsigned char upper = ToUpper(byte);
+  int protein = Contains(kProteinOnly, upper);
+  for (const char c : near) {
+    protein += Contains(kProteinOnly, ToUpper(static_cast<unsigned char>(c)));
+  }
+  const bool residue = Contains(kAminoAcids, upper) || Contains(kProteinOnly, upper);
+  if (protein > 0 && residue) return what + "; this looks like protein: set data.alphabet=protein";
   if (upper == 'U') return what + "; this looks like RNA: set data.alphabet=rna";
   if (upper == 'T') return what + "; this looks like DNA: set data.alphabet=dna";
-  int protein = 0;
-  for (const char c : near)
-    protein += Contains(kProteinOnly, ToUpper(static_cast<unsigned char>(c)));
-  if (Contains(kProteinOnly, upper) || (byte == '*' && protein > 0)) {
-    return what + "; this looks like protein: set data.alphabet=protein";
-  }
   if (byte == '-' || byte == '.') {
     return what + "; this looks like an alignment: remove its gaps";
   }

@@ -90,6 +90,10 @@ TEST(Alphabet, RemediesFitTheByte) {
               AllOf(HasSubstr("'E' (0x45)"), HasSubstr("data.alphabet=protein")));
   EXPECT_THAT(ExplainIllegalByte(Alphabet::kDna, 'U', "ACGU"), HasSubstr("data.alphabet=rna"));
   EXPECT_THAT(ExplainIllegalByte(Alphabet::kRna, 't', "ACGT"), HasSubstr("data.alphabet=dna"));
+  EXPECT_THAT(ExplainIllegalByte(Alphabet::kRna, 'T', "MKTAYIAKQRE"),
+              HasSubstr("data.alphabet=protein"));
+  EXPECT_THAT(ExplainIllegalByte(Alphabet::kDna, '*', "MKTAYI*"), HasSubstr("=protein"));
+  EXPECT_THAT(ExplainIllegalByte(Alphabet::kDna, '!', "MKTAYI!"), HasSubstr("legal: correct it"));
   EXPECT_THAT(ExplainIllegalByte(Alphabet::kDna, '-', "AC--GT"), HasSubstr("alignment"));
   EXPECT_THAT(ExplainIllegalByte(Alphabet::kDna, '\0', ""), HasSubstr("NUL"));
   EXPECT_THAT(ExplainIllegalByte(Alphabet::kProtein, '1', "MK1"), HasSubstr("'1' (0x31)"));

@@ -21,11 +21,17 @@ namespace {
 
 constexpr std::int64_t kScanBytes = 1 << 20;
 
+[[noreturn]] void ThrowCannotOpen(const std::filesystem::path& path) {
+  const int reason = errno;
+  CISTRON_THROW(kIo, "{}: cannot open: {}{}", path.string(), std::strerror(reason),
+                reason == EMFILE ? "; raise the limit (ulimit -n), or join the files" : "");
+}
+
 class PlainSource final : public ByteSource {
  public:
   explicit PlainSource(std::filesystem::path path)
       : path_(std::move(path)), fd_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (fd_ < 0) CISTRON_THROW(kIo, "{}: cannot open: {}", path_.string(), std::strerror(errno));
+    if (fd_ < 0) ThrowCannotOpen(path_);
   }
   ~PlainSource() override { ::close(fd_); }
 
@@ -64,7 +70,7 @@ class BgzfSource final : public ByteSource {
  public:
   explicit BgzfSource(std::filesystem::path path)
       : path_(std::move(path)), file_(::bgzf_open(path_.c_str(), "r")) {
-    if (!file_) CISTRON_THROW(kIo, "{}: cannot open: {}", path_.string(), std::strerror(errno));
+    if (!file_) ThrowCannotOpen(path_);
   }
   ~BgzfSource() override { ::bgzf_close(file_); }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "cistron/base/error.h"
@@ -41,6 +43,14 @@ void CheckConfig(const DataConfig& c) {
   const bool by_files = c.split.kind == SplitRule::Kind::kFiles;
   CISTRON_CHECK(by_files || c.heldout.empty(),
                 "data.heldout names files, but data.split is not 'files'; set it, or remove them");
+  for (const FileSpec& heldout : c.heldout) {
+    for (const FileSpec& file : c.train) {
+      std::error_code missing;  // is reported when the file is opened
+      CISTRON_CHECK(!std::filesystem::equivalent(heldout.path, file.path, missing),
+                    "data.heldout: {} is in data.train too; a file is on one side",
+                    heldout.path.string());
+    }
+  }
   CISTRON_CHECK(!by_files || !c.heldout.empty(),
                 "data.split=files, but data.heldout names no file");
 }

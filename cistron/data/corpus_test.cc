@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <set>
 #include <string>
 #include <vector>
 
@@ -52,7 +51,7 @@ TEST(Corpus, RegionCutsEachRecordAtTheFloor) {
 
 TEST(Corpus, RecordsSplitByNameAndKey) {
   const TemporaryDirectory scratch;
-  std::string text, twice;
+  std::string text;
   for (int i = 0; i < 2000; ++i) text += ">seq" + std::to_string(i) + "\nACGTA\n";
   DataConfig config = Config({scratch.Write("a.fa", text)});
   config.split = {SplitRule::Kind::kRecords, 0.8, 0};
@@ -125,6 +124,9 @@ TEST(Corpus, BadInput) {
   config.heldout = config.train;
   EXPECT_THAT(MessageOf([&] { Corpus::Open(config); }, ErrorCode::kInvalidArgument),
               HasSubstr("data.split is not 'files'"));
+  config.split.kind = SplitRule::Kind::kFiles;
+  EXPECT_THAT(MessageOf([&] { Corpus::Open(config); }, ErrorCode::kInvalidArgument),
+              HasSubstr("a.fa is in data.train too"));
   config = Config({scratch.path() / "a.fa"});
   config.tag_delimiters = {"A"};
   EXPECT_THAT(MessageOf([&] { Corpus::Open(config); }, ErrorCode::kInvalidArgument),

@@ -23,6 +23,8 @@ namespace {
 
 constexpr std::size_t kBlock = std::size_t{1} << 18;
 constexpr std::int64_t kKeyBytes = 64 << 10;
+// Compressed files above this take seconds to decode: say so.
+constexpr std::uintmax_t kAnnounceBytes = 32 << 20;
 constexpr std::string_view kSuffix = ".decoded";
 constexpr std::string_view kTemporary = ".decoding-";
 
@@ -187,6 +189,9 @@ fs::path DecodedCopy(const fs::path& gzip, const DecodeCacheOptions& options) {
     CISTRON_THROW(kIo, "{}: cannot make the cache directory: {}; set data.cache_dir",
                   directory.string(), failed.message());
   }
+  if (fs::file_size(gzip) > kAnnounceBytes) {
+    LogInfo("{}: decoding once into {}", gzip.string(), target.string());
+  }
   fs::path temporary = target;
   temporary += fmt::format("{}{}-{:x}", kTemporary, ::getpid(),
                            std::chrono::steady_clock::now().time_since_epoch().count());
@@ -205,7 +210,6 @@ fs::path DecodedCopy(const fs::path& gzip, const DecodeCacheOptions& options) {
     throw;
   }
   Prune(directory, target, options.limit_bytes);
-  LogDebug("{}: decoded into {}", gzip.string(), target.string());
   return target;
 }
 

@@ -132,6 +132,9 @@ void FastaIndexer::SequenceByBytes(std::string_view text) {
       const char* hint =
           c == '@' ? "it looks like FASTQ: convert it with seqtk seq -a" : "give FASTA or JSONL";
       if (c == '\0') hint = "it is binary: give FASTA or JSONL";
+      if (c == '\xEF' || c == '\xFE' || c == '\xFF') {
+        hint = "it begins with a byte-order mark: save it as plain ASCII";
+      }
       std::string printable;
       for (const char s : shown) printable += s >= 0x20 && s < 0x7f ? s : '.';
       CISTRON_THROW(kBadInput, "{}:{}: no FASTA: text '{}' before the first '>' header; {}", file_,
