@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cistron/base/philox.h"
-#include "cistron/data/data_test_util.h"
 #include "cistron/data/decode_cache.h"
+#include "cistron/data/test_files.h"
 
 namespace cistron::data {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "cistron/data/data_test_util.h"
 #include "cistron/data/stream.h"
+#include "cistron/data/test_files.h"
 
 namespace cistron::data {
 namespace {

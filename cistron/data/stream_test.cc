@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cistron/base/philox.h"
-#include "cistron/data/data_test_util.h"
+#include "cistron/data/test_files.h"
 #include "cistron/ops/cross_entropy/cross_entropy.h"
 
 namespace cistron::data {

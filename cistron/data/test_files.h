@@ -1,4 +1,4 @@
-// Helpers of the data tests.
+// Files and errors for the data tests.
 #pragma once
 
 #include <gtest/gtest.h>
