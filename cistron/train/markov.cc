@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "cistron/base/error.h"
@@ -69,7 +70,8 @@ class CountTable {
     }
     begin_ = pass.slice * cells;
     cells_ = cells;
-    counts_.assign(cells, 0);
+    counts_.resize(cells);
+    std::memset(counts_.data(), 0, cells * sizeof(std::uint32_t));
   }
 
   void Count(int k, std::uint64_t word) {

@@ -144,7 +144,7 @@ TEST(Markov, TableOfAnySizeMatchesTheDefinition) {
 
 TEST(Markov, HighestOrderMatchesTheDefinition) {
   const std::string train = RandomBases(60, 9);
-  ExpectMatchesDefinition(train, train.substr(5, 40), 15, 1 << 24);
+  ExpectMatchesDefinition(train, train.substr(5, 40), 15, 1 << 18);
 }
 
 TEST(Markov, PriorIsTheBestOfTheListForEachOrder) {
