@@ -7,6 +7,15 @@
 
 namespace cistron::app {
 
+std::unique_ptr<Command> MakeTrainCommand();
+std::unique_ptr<Command> MakeEvalCommand();
+std::unique_ptr<Command> MakeScoreCommand();
+std::unique_ptr<Command> MakeBaselineCommand();
+std::unique_ptr<Command> MakeConvertCommand();
+std::unique_ptr<Command> MakeReportCommand();
+std::unique_ptr<Command> MakeInspectCommand();
 std::unique_ptr<Command> MakeInfoCommand();
+std::unique_ptr<Command> MakeVerifyCommand();
+std::unique_ptr<Command> MakeBenchCommand();
 
 }  // namespace cistron::app

@@ -4,6 +4,10 @@
 int main(int argc, char** argv) {
   using namespace cistron::app;
   std::vector<std::unique_ptr<Command>> commands;
+  commands.push_back(MakeBaselineCommand());
+  commands.push_back(MakeReportCommand());
   commands.push_back(MakeInfoCommand());
+  commands.push_back(MakeVerifyCommand());
+  commands.push_back(MakeBenchCommand());
   return RunProgram(argc, argv, commands);
 }

@@ -83,12 +83,12 @@ void CheckData(const LoadedConfig& loaded) {
   const bool by_files = c.data.split.kind == data::SplitRule::Kind::kFiles;
   if (by_files && c.data.heldout.empty()) {
     CISTRON_THROW(kBadInput,
-                  "{}: data.split=files holds out the files of data.heldout, which names "
+                  "{}: data.split.kind=files holds out the files of data.heldout, which names "
                   "none",
-                  loaded.Where("data.split"));
+                  loaded.Where("data.split.kind"));
   }
   if (!by_files && !c.data.heldout.empty()) {
-    CISTRON_THROW(kBadInput, "{}: files are held out only with data.split=files",
+    CISTRON_THROW(kBadInput, "{}: files are held out only with data.split.kind=files",
                   loaded.Where("data.heldout"));
   }
 }

@@ -208,6 +208,20 @@ ConfigKey PathKey(std::string name, F at, std::string help, KeyRole role) {
 }
 
 template <class F>
+ConfigKey Text(std::string name, F at, std::string help) {
+  return {std::move(name),
+          "text",
+          "",
+          std::move(help),
+          KeyRole::kTunable,
+          [=](RunConfig& config, const ConfigValue& value) {
+            if (value.is_list) NeedScalar(value);
+            at(config) = value.is_null ? std::string() : value.text;
+          },
+          [=](const RunConfig& config) { return Quote(at(config)); }};
+}
+
+template <class F>
 ConfigKey Files(std::string name, F at, std::string help) {
   return {std::move(name),
           "path or list of paths",
@@ -396,28 +410,33 @@ std::vector<ConfigKey> MakeKeys() {
 
       Files("data.train", At(&C::data, &D::train), "FASTA or JSONL files, plain, gzip or bgzip"),
       Numbers("data.weights", At(&C::data_weights), Above(0),
-              "mixing weights of data.train; empty: all 1"),
-      Files("data.heldout", At(&C::data, &D::heldout), "held-out files, for data.split=files"),
+              "how often an epoch shows each file of data.train; empty: once"),
+      Files("data.heldout", At(&C::data, &D::heldout), "held-out files, for data.split.kind=files"),
       Choice("data.alphabet", At(&C::data, &D::alphabet), kAlphabets, "letters of the sequences",
              kIdentity),
-      Choice("data.split", split_kind, kSplits,
+      Choice("data.split.kind", split_kind, kSplits,
              "what is held out: the end of each record, whole records, files, nothing", kTunable),
-      Number("data.train_fraction", split_fraction, HalfOpen(0, 1),
-             "part that trains under data.split=region or records"),
+      Number("data.split.train_fraction", split_fraction, Between(0, 1),
+             "part that trains under kind region or records"),
+      Integer(
+          "data.split.key", [](auto& config) -> auto& { return config.data.split.key; }, AtLeast(0),
+          "draws other records under kind records"),
       Integer("data.seq_len", At(&C::data, &D::seq_len), AtLeast(2), "tokens of a row", kIdentity),
       Integer("data.stride", At(&C::data, &D::stride), AtLeast(0),
               "bases between the starts of training windows; 0: seq_len", kIdentity),
       Number("data.reverse_complement", At(&C::data, &D::reverse_complement), Between(0, 1),
              "probability that a training window is read from the other strand"),
       Boolean("data.upper_case", At(&C::data, &D::upper_case), "read lower case as upper case"),
-      Number("data.soft_mask_weight", At(&C::data, &D::soft_mask_weight), Between(0, 1),
+      Number("data.soft_mask_weight", At(&C::data, &D::soft_mask_weight), AtLeast(0),
              "weight of the loss of lower-case bases"),
       Boolean("data.begin_token", At(&C::data, &D::begin_token), "a begin token before each record",
               kIdentity),
       Boolean("data.end_token", At(&C::data, &D::end_token), "an end token after each record",
               kIdentity),
       Texts("data.tag_delimiters", At(&C::data, &D::tag_delimiters),
-            "text between a pair of these is not scored"),
+            "one byte each; what stands between two of the same is not scored"),
+      Text("data.json_field", At(&C::data, &D::json_field),
+           "field of JSONL records; empty: sequence, or text"),
       PathKey("data.cache_dir", At(&C::data, &D::cache_dir),
               "where files that cannot seek are kept decoded", kMechanical),
       Integer("data.cache_limit_bytes", At(&C::data, &D::cache_limit_bytes), AtLeast(0),
@@ -435,8 +454,10 @@ std::vector<ConfigKey> MakeKeys() {
       Number("optim.eps", At(&C::optim, &OptimOptions::eps), AtLeast(0), "AdamW"),
       Number("optim.weight_decay", At(&C::optim, &OptimOptions::weight_decay), AtLeast(0),
              "decoupled decay, multiplied by the rate"),
+      Boolean("optim.decay_embeddings", At(&C::optim, &OptimOptions::decay_embeddings),
+              "embeddings decay too"),
       Boolean("optim.decay_all", At(&C::optim, &OptimOptions::decay_all),
-              "norms and biases decay too, as torch does without groups"),
+              "norms, biases and embeddings decay too, as torch does without groups"),
       Integer("optim.warmup_steps", At(&C::optim, &OptimOptions::warmup_steps), AtLeast(0),
               "updates of linear warm-up"),
       Integer("optim.decay_end", At(&C::optim, &OptimOptions::decay_end), AtLeast(0),
@@ -477,6 +498,20 @@ const ConfigKey* FindConfigKey(const std::string& name) {
   return nullptr;
 }
 
+namespace {
+// The first key below a group's name; empty when it is not a group.
+std::string FirstKeyOf(const std::string& group) {
+  for (const ConfigKey& key : ConfigKeys()) {
+    if (key.name.starts_with(group + ".")) return key.name;
+  }
+  return {};
+}
+}  // namespace
+
+bool IsConfigGroup(const std::string& name) {
+  return !FirstKeyOf(name).empty();
+}
+
 int EditDistance(const std::string& a, const std::string& b) {
   std::vector<std::vector<int>> d(a.size() + 1, std::vector<int>(b.size() + 1));
   for (std::size_t i = 0; i <= a.size(); ++i) {
@@ -512,6 +547,10 @@ const ConfigKey& NearestConfigKey(const std::string& name) {
 void SetConfigValue(LoadedConfig& loaded, const std::string& name, const ConfigValue& value,
                     const ConfigOrigin& origin) {
   const ConfigKey* key = FindConfigKey(name);
+  if (key == nullptr && IsConfigGroup(name)) {
+    CISTRON_THROW(kBadInput, "{}: {} is a group of keys; set one of them, such as {}",
+                  ToString(origin), name, FirstKeyOf(name));
+  }
   if (key == nullptr) {
     CISTRON_THROW(kBadInput,
                   "{}: there is no key '{}'; the nearest is '{}' (`cistron train --keys` "

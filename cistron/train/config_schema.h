@@ -42,6 +42,8 @@ struct ConfigKey {
 std::span<const ConfigKey> ConfigKeys();
 // Null when there is no such key.
 const ConfigKey* FindConfigKey(const std::string& name);
+// Whether keys begin with this name and a dot.
+bool IsConfigGroup(const std::string& name);
 // The known key with the smallest edit distance.
 const ConfigKey& NearestConfigKey(const std::string& name);
 // Levenshtein distance, a swap of neighbours counting as one.

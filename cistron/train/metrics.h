@@ -46,6 +46,16 @@ std::vector<StepMetrics> ReadMetrics(const std::filesystem::path& file);
 // Shares of a layer's assignments and their entropy over ln E.
 void SetExpertLoad(const std::vector<std::vector<std::int64_t>>& counts, StepMetrics& metrics);
 
+// final.json: what a finished run leaves, for people and for the report.
+struct RunSummary {
+  std::int64_t steps = 0, tokens = 0, parameters = 0, active_parameters = 0;
+  double train_seconds = 0;               // in steps, over all resumptions
+  std::optional<HeldoutMetrics> heldout;  // over the whole held-out part
+};
+void WriteSummary(const std::filesystem::path& file, const RunSummary& summary);
+// Nothing when there is no such file. Throws kBadInput when it is damaged.
+std::optional<RunSummary> ReadSummary(const std::filesystem::path& file);
+
 class MetricsWriter {
  public:
   // Continues after `last_step`: later lines, and one cut short, are removed first. 0 starts anew.

@@ -54,17 +54,6 @@ ConfigValue ToValue(const YAML::Node& node, const std::string& key, const Config
   return value;
 }
 
-// Names of the groups of the schema: "model", "data", …
-bool IsGroup(const std::string& name) {
-  for (const ConfigKey& key : ConfigKeys()) {
-    if (key.name.size() > name.size() && key.name.compare(0, name.size(), name) == 0 &&
-        key.name[name.size()] == '.') {
-      return true;
-    }
-  }
-  return false;
-}
-
 void ReadMap(const YAML::Node& map, const std::string& prefix, const std::string& file,
              std::set<std::string>& seen, LoadedConfig& loaded) {
   for (const auto& entry : map) {
@@ -73,18 +62,18 @@ void ReadMap(const YAML::Node& map, const std::string& prefix, const std::string
       CISTRON_THROW(kBadInput, "{}: a key must be a plain name", ToString(origin));
     }
     const std::string name = prefix + entry.first.Scalar();
-    if (entry.second.IsMap() && IsGroup(name)) {
+    if (entry.second.IsMap() && IsConfigGroup(name)) {
       ReadMap(entry.second, name + ".", file, seen, loaded);
       continue;
     }
     if (!seen.insert(name).second) {
       CISTRON_THROW(kBadInput, "{}: {} is given twice in this file", ToString(origin), name);
     }
-    if (IsGroup(name) && !entry.second.IsNull()) {
+    if (IsConfigGroup(name) && !entry.second.IsNull()) {
       CISTRON_THROW(kBadInput, "{}: {} is a group of keys; write its keys below it, indented",
                     ToString(origin), name);
     }
-    if (IsGroup(name)) continue;
+    if (IsConfigGroup(name)) continue;
     SetConfigValue(loaded, name, ToValue(entry.second, name, origin), origin);
   }
 }

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cistron/data/stream.h"
+#include "cistron/data/corpus.h"
 #include "cistron/model/mixtral_config.h"
 #include "cistron/train/schedule.h"
 
@@ -54,6 +54,7 @@ struct OptimOptions {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
+  bool decay_embeddings = false;
   bool decay_all = false;
   std::int64_t warmup_steps = 0;
   std::int64_t decay_end = 0;  // 0: the last step
@@ -133,6 +134,10 @@ std::vector<std::filesystem::path> PresetFolders();
 // Relative data files that do not exist from the working directory are sought beside the preset and
 // one folder above it, so that a preset's own files are found from anywhere. Makes them absolute.
 void ResolveDataPaths(RunConfig& config, const std::filesystem::path& preset);
+
+// With init.from, the model's architecture is that of its weights: it replaces the preset's. A key
+// of it given on the command line with another value is an error. (Here: init_from.cc.)
+void ResolveInit(LoadedConfig& loaded);
 
 // Checks that the values fit together and are done by this version, before anything is read or
 // written. Throws kBadInput or kUnsupported naming the keys and what to change.

@@ -5,6 +5,7 @@
 //   metrics.jsonl      one object a step (metrics.h)
 //   checkpoints/       step-NNNNNNNN, newest last
 //   final/             the trained model, as a Hugging Face directory
+//   final.json       results of a finished run (metrics.h)
 //   report.html        the picture of the run
 #pragma once
 
@@ -22,6 +23,10 @@ struct RunPaths {
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
   std::filesystem::path final_model() const { return root / "final"; }
+  std::filesystem::path summary() const { return root / "final.json"; }
+  std::filesystem::path expert_bases() const { return root / "expert_bases.json"; }
+  std::filesystem::path baseline() const { return root / "baseline.json"; }
+  std::filesystem::path machine() const { return root / "machine.json"; }
   std::filesystem::path report() const { return root / "report.html"; }
   std::filesystem::path lock() const { return root / ".lock"; }
 };

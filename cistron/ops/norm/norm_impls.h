@@ -5,7 +5,6 @@
 
 namespace cistron::ops {
 
-RmsNormImpl CpuRmsNorm();
 RmsNormImpl RefRmsNorm();
 
 }  // namespace cistron::ops

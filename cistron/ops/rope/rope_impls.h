@@ -5,7 +5,6 @@
 
 namespace cistron::ops {
 
-RopeImpl CpuRope();
 RopeImpl RefRope();
 
 }  // namespace cistron::ops

@@ -1,0 +1,58 @@
+// cistron bench: speed and memory of the whole training step.
+#include <fmt/format.h>
+
+#include "apps/cistron/commands.h"
+#include "apps/cistron/precision.h"
+#include "cistron/base/error.h"
+#include "cistron/base/threads.h"
+#include "cistron/train/bench_step.h"
+
+namespace cistron::app {
+namespace {
+
+class BenchCommand final : public Command {
+ public:
+  std::string name() const override { return "bench"; }
+  std::string summary() const override { return "speed and memory of the whole training step"; }
+  std::string footer() const override {
+    return "Prints one JSON line: tokens_per_s of the median step after two of warm-up, its ms, "
+           "the\n"
+           "peak memory that the model added (rss_mib) and the last loss. The shapes are those of\n"
+           "the Hugging Face peer: forward, backward, clipping at 1.0, AdamW, auxiliary loss on.\n"
+           "Examples:\n"
+           "  cistron bench --model small\n"
+           "  cistron bench --model fine --precision bf16 --threads 2 --steps 15";
+  }
+  void Declare(Options& options) override {
+    options.Choice("--model", model_, {"small", "wide", "fine"}, "shape");
+    options.Choice("--precision", precision_, {"fp32", "bf16"}, "number format");
+    options.Option("--threads", threads_, "0: all that the machine grants");
+    options.Option("--steps", steps_, "measured steps");
+    options.Option("--micro-rows", micro_rows_, "sequences computed at once; 0: the whole batch");
+  }
+
+  int Run() override {
+    if (threads_ > 0) SetNumThreads(static_cast<int>(threads_));
+    const train::BenchShape shape = train::NamedBenchShape(model_);
+    const train::BenchResult r = train::BenchTrainStep(
+        ops::Context(), shape,
+        {.dtype = ParsePrecision(precision_), .steps = steps_, .micro_rows = micro_rows_});
+    fmt::print(
+        "{{\"model\": \"{}\", \"precision\": \"{}\", \"threads\": {}, \"tokens_per_s\": {:.0f}, "
+        "\"ms\": {:.1f}, \"fastest_ms\": {:.1f}, \"rss_mib\": {}, \"loss\": {:.3f}}}\n",
+        model_, precision_, NumThreads(), r.tokens_per_s, r.ms, r.fastest_ms, r.rss_mib, r.loss);
+    return kOk;
+  }
+
+ private:
+  std::string model_ = "small", precision_ = "fp32";
+  std::int64_t threads_ = 0, steps_ = 7, micro_rows_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeBenchCommand() {
+  return std::make_unique<BenchCommand>();
+}
+
+}  // namespace cistron::app

@@ -1,0 +1,82 @@
+// cistron eval: how well a model predicts files, or the held-out part of its own run.
+#include <fmt/format.h>
+
+#include "apps/cistron/commands.h"
+#include "apps/cistron/evaluation_options.h"
+#include "cistron/base/error.h"
+#include "cistron/data/stream.h"
+#include "cistron/train/evaluate.h"
+#include "cistron/train/run_directory.h"
+
+namespace cistron::app {
+namespace {
+
+class EvalCommand final : public Command {
+ public:
+  std::string name() const override { return "eval"; }
+  std::string summary() const override {
+    return "loss, perplexity and bits per base of a model on files";
+  }
+  std::string footer() const override {
+    return "MODEL is a Hugging Face directory, a checkpoint or a run directory. Windows do not "
+           "overlap,\n"
+           "forward strand; the first base of each and degenerate bases are not scored. The loss "
+           "is a\n"
+           "mean over bases, in nats. Prints a tab-separated line a file and one for all.\n"
+           "Examples:\n"
+           "  cistron eval runs/L0_sanity                   (the held-out part of the run)\n"
+           "  cistron eval runs/L0_sanity/final --data genome.fa.gz plasmid.fa\n"
+           "  cistron eval MODEL --data genome.fa --seq-len 256 --alphabet dna";
+  }
+  void Declare(Options& options) override { evaluation_.Declare(options); }
+
+  int Run() override {
+    evaluation_.Prepare();
+    const auto m = evaluation_.Load();
+    fmt::print("file\tbases\tloss\tperplexity\tbits_per_base\n");
+    if (evaluation_.files().empty()) {
+      HeldoutOfRun(*m);
+      return kOk;
+    }
+    train::EvaluationResult all;
+    for (const std::string& file : evaluation_.files()) {
+      const data::EvaluationStream stream(
+          data::Corpus::Open(train::WholeFile(file, evaluation_.rules())), data::Part::kAll);
+      const train::EvaluationResult result = train::Evaluate(
+          m->model, stream, evaluation_.rules().seq_len, 0, evaluation_.batch_tokens());
+      Line(file, result);
+      all += result;
+    }
+    if (evaluation_.files().size() > 1) Line("all", all);
+    return kOk;
+  }
+
+ private:
+  static void Line(const std::string& what, const train::EvaluationResult& r) {
+    fmt::print("{}\t{}\t{:.6f}\t{:.6f}\t{:.6f}\n", what, r.bases, r.Loss(), r.Perplexity(),
+               r.BitsPerBase());
+  }
+
+  void HeldoutOfRun(model::LocalMixtral& m) {
+    const train::RunPaths run{evaluation_.model_path()};
+    if (!std::filesystem::exists(run.config())) {
+      CISTRON_THROW(kBadInput,
+                    "{}: only a run directory has held-out data of its own; give --data FILE",
+                    run.root.string());
+    }
+    const train::RunConfig config = train::LoadRunConfig(run.config(), {}).config;
+    const data::EvaluationStream stream(data::Corpus::Open(config.data));
+    Line("held-out",
+         train::Evaluate(m.model, stream, config.data.seq_len, 0, evaluation_.batch_tokens()));
+  }
+
+  EvaluationOptions evaluation_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeEvalCommand() {
+  return std::make_unique<EvalCommand>();
+}
+
+}  // namespace cistron::app

@@ -1,0 +1,42 @@
+#include "apps/cistron/evaluation_options.h"
+
+#include "apps/cistron/precision.h"
+#include "cistron/base/error.h"
+#include "cistron/base/threads.h"
+#include "cistron/train/model_source.h"
+
+namespace cistron::app {
+
+void EvaluationOptions::Declare(Options& options) {
+  options.Positional("MODEL", model_, "Hugging Face directory, checkpoint or run directory");
+  options.Option("--data", files_, "FASTA or JSONL files, plain, gzip or bgzip");
+  options.Option("--seq-len", seq_len_, "tokens of a window; 0: as the model was trained");
+  options.Choice("--alphabet", alphabet_, {"", "dna", "rna", "protein", "bytes"},
+                 "letters of the files; empty: as the model was trained");
+  options.Choice("--precision", precision_, {"fp32", "bf16", "fp64"}, "number format");
+  options.Option("--batch-tokens", batch_tokens_, "tokens computed at once");
+  options.Option("--threads", threads_, "0: all that the machine grants");
+}
+
+void EvaluationOptions::Prepare() {
+  if (threads_ > 0) SetNumThreads(static_cast<int>(threads_));
+  const model::MixtralConfig config = train::ReadModelConfig(train::FindModel(model_));
+  rules_ = train::GetReadingRules(config);
+  if (alphabet_ == "dna") rules_.alphabet = data::Alphabet::kDna;
+  if (alphabet_ == "rna") rules_.alphabet = data::Alphabet::kRna;
+  if (alphabet_ == "protein") rules_.alphabet = data::Alphabet::kProtein;
+  if (alphabet_ == "bytes") rules_.alphabet = data::Alphabet::kBytes;
+  if (seq_len_ != 0) rules_.seq_len = seq_len_;
+  if (rules_.seq_len < 2 || rules_.seq_len > config.max_position_embeddings) {
+    CISTRON_THROW(kInvalidArgument,
+                  "--seq-len={}: not between 2 and the model's "
+                  "max_position_embeddings, {}",
+                  rules_.seq_len, config.max_position_embeddings);
+  }
+}
+
+std::unique_ptr<model::LocalMixtral> EvaluationOptions::Load() const {
+  return train::LoadModel(ops::Context(), model_, ParsePrecision(precision_));
+}
+
+}  // namespace cistron::app

@@ -1,0 +1,33 @@
+// Options that `eval` and `score` share: the model, the files, how to read them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/cistron/command.h"
+#include "cistron/model/local_mixtral.h"
+#include "cistron/train/reading_rules.h"
+
+namespace cistron::app {
+
+class EvaluationOptions {
+ public:
+  void Declare(Options& options);
+  // Reads the model's configuration and settles the rules; throws before anything is computed.
+  void Prepare();
+  std::unique_ptr<model::LocalMixtral> Load() const;
+
+  const std::string& model_path() const { return model_; }
+  const std::vector<std::string>& files() const { return files_; }
+  const train::ReadingRules& rules() const { return rules_; }
+  std::int64_t batch_tokens() const { return batch_tokens_; }
+
+ private:
+  std::string model_, precision_ = "fp32", alphabet_;
+  std::vector<std::string> files_;
+  std::int64_t seq_len_ = 0, batch_tokens_ = 4096, threads_ = 0;
+  train::ReadingRules rules_;
+};
+
+}  // namespace cistron::app

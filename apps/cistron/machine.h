@@ -1,0 +1,16 @@
+// Facts of this machine and this build, for `info` and for the report of a run.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cistron::app {
+
+// Name and value, in the order in which they are shown.
+std::vector<std::pair<std::string, std::string>> MachineFacts();
+// machine.json of a run directory.
+void WriteMachine(const std::filesystem::path& file);
+
+}  // namespace cistron::app

@@ -1,0 +1,11 @@
+// SIGTERM and SIGINT as a question that a loop asks.
+#pragma once
+
+namespace cistron::app {
+
+// From now on the first SIGTERM or SIGINT is remembered; a second one ends the process at once.
+void CatchStopSignals();
+// "SIGTERM", "SIGINT", or null when none has come.
+const char* StopSignal();
+
+}  // namespace cistron::app

@@ -1,0 +1,120 @@
+// cistron train: a run from a configuration, or its continuation.
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "apps/cistron/commands.h"
+#include "apps/cistron/machine.h"
+#include "apps/cistron/stop_signal.h"
+#include "cistron/base/error.h"
+#include "cistron/data/corpus.h"
+#include "cistron/ops/support_matrix.h"
+#include "cistron/train/config_schema.h"
+#include "cistron/train/corpus_baseline.h"
+#include "cistron/train/report.h"
+#include "cistron/train/trainer.h"
+
+namespace cistron::app {
+namespace {
+
+// Above this many training bases the Markov models take longer than a person waits.
+constexpr std::int64_t kBaselineBases = 64'000'000;
+
+class TrainCommand final : public Command {
+ public:
+  std::string name() const override { return "train"; }
+  std::string summary() const override { return "train a model from a configuration, or resume"; }
+  std::string footer() const override {
+    return "Examples:\n"
+           "  cistron train --config-name L0_sanity\n"
+           "  cistron train --config-name L0_sanity output=runs/mine data.train=my.fa.gz "
+           "optim.lr=2e-3\n"
+           "  cistron train --config-name L0_sanity run.on_exists=new seed=2\n"
+           "  cistron train --config-name L0_sanity init.from=runs/L0_sanity/final "
+           "output=runs/more\n"
+           "\nThe same command continues a run that was interrupted. SIGTERM and SIGINT save and "
+           "exit 0.\n"
+           "\nKeys, with their defaults:\n" +
+           train::DescribeConfigKeys();
+  }
+  void Declare(Options& options) override {
+    options.Option("--config-name", config_name_,
+                   "preset of configs/ (or of $CISTRON_CONFIG_PATH), or a path to a YAML file");
+    options.Flag("--explain", explain_, "print which implementation runs each op, and why");
+    options.Flag("--keys", keys_, "print the keys of a configuration and exit");
+    options.Flag("--print-config", print_config_, "print the effective configuration and exit");
+    options.Flag("--no-report", no_report_, "leave out the Markov baseline and report.html");
+    options.Positional("overrides", overrides_, "key=value, over the preset", false);
+  }
+
+  int Run() override {
+    if (keys_) {
+      fmt::print("{}", train::DescribeConfigKeys());
+      return kOk;
+    }
+    const auto preset =
+        config_name_.empty() ? std::filesystem::path() : train::FindPreset(config_name_);
+    train::LoadedConfig loaded = train::LoadRunConfig(preset, overrides_);
+    train::ResolveDataPaths(loaded.config, preset);
+    train::ResolveInit(loaded);
+    train::CheckRunConfig(loaded);
+    if (print_config_) {
+      fmt::print("{}", train::ToYaml(loaded.config));
+      return kOk;
+    }
+    if (explain_) fmt::print("{}\n", ops::FormatSupportMatrix());
+    CatchStopSignals();
+    train::TrainHooks hooks;
+    hooks.stop_requested = [] { return StopSignal() != nullptr; };
+    const train::TrainOutcome outcome = train::Train(loaded, hooks);
+    if (!outcome.finished) return kOk;
+    WriteMachine(outcome.paths.machine());
+    if (!no_report_) Conclude(loaded.config, outcome);
+    return kOk;
+  }
+
+ private:
+  void Conclude(const train::RunConfig& config, const train::TrainOutcome& outcome) {
+    std::string comparison;
+    const bool nucleotides = config.data.alphabet == data::Alphabet::kDna ||
+                             config.data.alphabet == data::Alphabet::kRna;
+    if (nucleotides && outcome.heldout) {
+      const auto corpus = data::Corpus::Open(config.data);
+      if (corpus->train_bases() <= kBaselineBases) {
+        const train::MarkovBaseline baseline = train::FitMarkovBaseline(*corpus);
+        train::WriteBaseline(outcome.paths.baseline(), baseline);
+        comparison = Compare(outcome.heldout->bits_per_base, baseline.Best());
+      } else {
+        comparison =
+            fmt::format("Markov models: `cistron baseline {}`", outcome.paths.root.string());
+      }
+    }
+    fmt::print("report: {}\n", train::WriteReport(outcome.paths.root).string());
+    fmt::print("model:  {}\n", outcome.paths.final_model().string());
+    if (outcome.heldout) {
+      fmt::print("held-out: {:.4f} bits per base over {} bases (loss {:.4f})\n",
+                 outcome.heldout->bits_per_base, outcome.heldout->bases, outcome.heldout->loss);
+    }
+    if (!comparison.empty()) fmt::print("{}\n", comparison);
+  }
+
+  static std::string Compare(double bits, const train::MarkovScore& best) {
+    const double gain = best.bits_per_base - bits;
+    return fmt::format(
+        "best Markov model: {:.4f} bits per base ({})\n"
+        "the model is {:.4f} bits per base {} than every Markov model",
+        best.bits_per_base, train::Describe(best), std::abs(gain), gain > 0 ? "better" : "worse");
+  }
+
+  std::string config_name_;
+  std::vector<std::string> overrides_;
+  bool explain_ = false, keys_ = false, print_config_ = false, no_report_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeTrainCommand() {
+  return std::make_unique<TrainCommand>();
+}
+
+}  // namespace cistron::app

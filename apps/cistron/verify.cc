@@ -1,0 +1,52 @@
+// cistron verify: golden values on this machine.
+#include <fmt/format.h>
+
+#include "apps/cistron/commands.h"
+#include "apps/cistron/precision.h"
+#include "cistron/base/threads.h"
+#include "cistron/train/verify.h"
+
+namespace cistron::app {
+namespace {
+
+class VerifyCommand final : public Command {
+ public:
+  std::string name() const override { return "verify"; }
+  std::string summary() const override {
+    return "compare this machine with golden values made by other software";
+  }
+  std::string footer() const override {
+    return "PATH is a model folder: config.json, model.safetensors, golden.safetensors, "
+           "about.json.\n"
+           "Prints the worst error of each quantity beside its bound; exit status 1 beyond one.\n"
+           "Examples:\n"
+           "  cistron verify tests/golden/mixtral_tiny\n"
+           "  cistron verify tests/golden/mixtral_gqa8 --precision bf16";
+  }
+  void Declare(Options& options) override {
+    options.Positional("PATH", path_, "folder with golden values");
+    options.Choice("--device", device_, {"cpu"}, "where to compute");
+    options.Choice("--precision", precision_, {"fp64", "fp32", "bf16"}, "number format");
+    options.Option("--threads", threads_, "0: all that the machine grants");
+  }
+
+  int Run() override {
+    if (threads_ > 0) SetNumThreads(static_cast<int>(threads_));
+    const train::VerifyReport report =
+        train::VerifyModel(ops::Context(), path_, ParsePrecision(precision_));
+    fmt::print("{}", train::FormatVerifyReport(report));
+    return report.ok() ? kOk : kCheckFailed;
+  }
+
+ private:
+  std::string path_, device_ = "cpu", precision_ = "fp32";
+  std::int64_t threads_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeVerifyCommand() {
+  return std::make_unique<VerifyCommand>();
+}
+
+}  // namespace cistron::app

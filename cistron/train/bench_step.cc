@@ -1,0 +1,119 @@
+#include "cistron/train/bench_step.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "cistron/base/error.h"
+#include "cistron/base/philox.h"
+#include "cistron/model/local_mixtral.h"
+#include "cistron/ops/cross_entropy/cross_entropy.h"
+#include "cistron/train/training_step.h"
+
+namespace cistron::train {
+namespace {
+
+std::int64_t PeakRssKib() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss;
+}
+
+// `rows` sequences of random tokens; each position predicts the next, the last of a row nothing.
+data::Batch RandomBatch(const BenchShape& shape, std::int64_t first_row, std::int64_t rows,
+                        data::BatchTotals& totals) {
+  const std::int64_t s = shape.sequence;
+  data::Batch batch;
+  batch.tokens = Tensor::Empty({rows * s}, DType::kI64);
+  batch.labels = Tensor::Empty({rows * s}, DType::kI64);
+  batch.weights = Tensor::Empty({rows * s}, DType::kF32);
+  batch.sequences = ops::UniformSequences(rows, s);
+  const auto tokens = batch.tokens.span<std::int64_t>();
+  const auto labels = batch.labels.span<std::int64_t>();
+  const auto weights = batch.weights.span<float>();
+  const RandomStream stream(0, "bench.tokens", static_cast<std::uint64_t>(first_row));
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    tokens[t] = static_cast<std::int64_t>(
+        stream.Below(t, static_cast<std::uint64_t>(shape.model.vocab_size)));
+  }
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    const bool last = (t + 1) % static_cast<std::size_t>(s) == 0;
+    labels[t] = last ? ops::kIgnoreLabel : tokens[t + 1];
+    weights[t] = last ? 0.0f : 1.0f;
+    totals.weight_sum += weights[t];
+  }
+  totals.tokens += rows * s;
+  totals.rows += rows;
+  return batch;
+}
+
+}  // namespace
+
+BenchShape NamedBenchShape(const std::string& name) {
+  struct Row {
+    const char* name;
+    std::int64_t hidden, ffn, heads, kv_heads, experts, top_k, sequence, batch;
+  };
+  constexpr Row kRows[] = {{"small", 192, 384, 6, 2, 8, 2, 512, 8},
+                           {"wide", 256, 768, 4, 2, 8, 2, 512, 4},
+                           {"fine", 256, 128, 4, 2, 32, 4, 512, 4}};
+  for (const Row& row : kRows) {
+    if (name != row.name) continue;
+    BenchShape shape;
+    shape.model.hidden_size = row.hidden;
+    shape.model.intermediate_size = row.ffn;
+    shape.model.num_hidden_layers = 4;
+    shape.model.num_attention_heads = row.heads;
+    shape.model.num_key_value_heads = row.kv_heads;
+    shape.model.num_local_experts = row.experts;
+    shape.model.num_experts_per_tok = row.top_k;
+    shape.model.max_position_embeddings = row.sequence;
+    shape.model.output_router_logits = true;
+    shape.sequence = row.sequence;
+    shape.batch = row.batch;
+    return shape;
+  }
+  CISTRON_THROW(kInvalidArgument, "bench: there is no shape '{}'; known: small, wide, fine", name);
+}
+
+BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,
+                           const BenchOptions& options) {
+  CISTRON_CHECK(options.steps >= 1 && options.warmup >= 0,
+                "bench: {} measured steps after {} are not at least 1 after 0", options.steps,
+                options.warmup);
+  const std::int64_t before = PeakRssKib();
+  model::LocalMixtral m(ctx, shape.model, options.dtype);
+  m.store.Initialize(0, shape.model.initializer_range);
+  // The peer's optimiser: torch.optim.AdamW with its defaults.
+  optim::AdamWOptimizer optimizer(
+      ctx, m.store,
+      {.adamw = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01},
+       .max_grad_norm = 1.0,
+       .decay_embeddings = true,
+       .decay_all = true});
+  data::BatchTotals totals;
+  std::vector<data::Batch> micro;
+  const std::int64_t rows = options.micro_rows > 0 ? options.micro_rows : shape.batch;
+  for (std::int64_t row = 0; row < shape.batch; row += rows) {
+    micro.push_back(RandomBatch(shape, row, std::min(rows, shape.batch - row), totals));
+  }
+  std::vector<double> ms;
+  BenchResult result;
+  for (std::int64_t i = 0; i < options.warmup + options.steps; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    const StepResult step = TrainStep(ctx, m, optimizer, micro, totals, 1e-3);
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+    if (i >= options.warmup) ms.push_back(took.count());
+    result.loss = step.loss + shape.model.router_aux_loss_coef * step.aux_loss;
+  }
+  std::sort(ms.begin(), ms.end());
+  result.ms = ms[ms.size() / 2];
+  result.fastest_ms = ms.front();
+  result.tokens_per_s = static_cast<double>(shape.batch * shape.sequence) / result.ms * 1e3;
+  result.rss_mib = (PeakRssKib() - before) / 1024;
+  return result;
+}
+
+}  // namespace cistron::train

@@ -1,0 +1,38 @@
+// Speed and memory of the whole training step at given shapes: random tokens, forward, backward,
+// clipping, AdamW.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cistron/model/mixtral_config.h"
+#include "cistron/ops/context.h"
+
+namespace cistron::train {
+
+struct BenchShape {
+  model::MixtralConfig model;
+  std::int64_t sequence = 512;
+  std::int64_t batch = 8;
+};
+// "small", "wide" or "fine": vocabulary 256, auxiliary loss on. Throws kInvalidArgument for another
+// name.
+BenchShape NamedBenchShape(const std::string& name);
+
+struct BenchOptions {
+  DType dtype = DType::kF32;
+  std::int64_t steps = 7;       // measured
+  std::int64_t warmup = 2;      // before them
+  std::int64_t micro_rows = 0;  // rows computed at once; 0: all
+};
+struct BenchResult {
+  double tokens_per_s = 0;  // of the median step
+  double ms = 0;            // median step
+  double fastest_ms = 0;
+  std::int64_t rss_mib = 0;  // peak resident memory less its peak before the model existed
+  double loss = 0;           // of the last step, auxiliary loss included
+};
+BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,
+                           const BenchOptions& options);
+
+}  // namespace cistron::train

@@ -1,0 +1,21 @@
+#include "cistron/train/corpus_baseline.h"
+
+namespace cistron::train {
+namespace {
+
+BaseSource SourceOf(const data::Corpus& corpus, data::Part part) {
+  return [&corpus, part](const BaseVisitor& visit) {
+    corpus.ForEachChunk(part, [&visit](std::string_view bases, bool starts_segment) {
+      visit(bases, !starts_segment);
+    });
+  };
+}
+
+}  // namespace
+
+MarkovBaseline FitMarkovBaseline(const data::Corpus& corpus, const MarkovOptions& options) {
+  return FitMarkovBaseline(SourceOf(corpus, data::Part::kTrain),
+                           SourceOf(corpus, data::Part::kHeldout), options);
+}
+
+}  // namespace cistron::train

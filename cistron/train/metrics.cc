@@ -1,0 +1,178 @@
+#include "cistron/train/metrics.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cistron/base/error.h"
+#include "cistron/io/file.h"
+
+namespace cistron::train {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+// Lines that end; what follows the last newline was cut short by a crash.
+std::vector<std::string> CompleteLines(const fs::path& file) {
+  std::vector<std::string> lines;
+  if (!fs::exists(file)) return lines;
+  const std::string text = io::ReadFile(file);
+  std::size_t begin = 0;
+  for (std::size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    if (end > begin) lines.push_back(text.substr(begin, end - begin));
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::string ToJson(const StepMetrics& m) {
+  nlohmann::ordered_json j;
+  j["step"] = m.step;
+  j["tokens_seen"] = m.tokens_seen;
+  j["loss"] = m.loss;
+  j["aux_loss"] = m.aux_loss;
+  j["grad_norm"] = m.grad_norm;
+  j["lr"] = m.lr;
+  j["step_ms"] = m.step_ms;
+  j["tokens_per_s"] = m.tokens_per_s;
+  j["unpadded_tokens_per_s"] = m.unpadded_tokens_per_s;
+  j["mfu"] = m.mfu ? nlohmann::ordered_json(*m.mfu) : nlohmann::ordered_json(nullptr);
+  j["memory_peak_bytes"] = m.memory_peak_bytes;
+  j["load_entropy"] = m.load_entropy;
+  j["expert_load"] = m.expert_load;
+  if (m.heldout) {
+    j["heldout_loss"] = m.heldout->loss;
+    j["heldout_bits_per_base"] = m.heldout->bits_per_base;
+    j["heldout_bases"] = m.heldout->bases;
+  }
+  return j.dump();
+}
+
+StepMetrics ParseStepMetrics(const std::string& line, const std::string& where) {
+  try {
+    const json j = json::parse(line);
+    StepMetrics m;
+    m.step = j.at("step");
+    m.tokens_seen = j.at("tokens_seen");
+    m.loss = j.at("loss");
+    m.aux_loss = j.at("aux_loss");
+    m.grad_norm = j.at("grad_norm");
+    m.lr = j.at("lr");
+    m.step_ms = j.at("step_ms");
+    m.tokens_per_s = j.at("tokens_per_s");
+    m.unpadded_tokens_per_s = j.at("unpadded_tokens_per_s");
+    if (!j.at("mfu").is_null()) m.mfu = j.at("mfu").get<double>();
+    m.memory_peak_bytes = j.at("memory_peak_bytes");
+    m.load_entropy = j.at("load_entropy").get<std::vector<double>>();
+    m.expert_load = j.at("expert_load").get<std::vector<std::vector<double>>>();
+    if (j.contains("heldout_loss")) {
+      m.heldout = HeldoutMetrics{j.at("heldout_loss"), j.at("heldout_bits_per_base"),
+                                 j.at("heldout_bases")};
+    }
+    return m;
+  } catch (const json::exception& error) {
+    CISTRON_THROW(kBadInput, "{}: this is not a line of metrics: {}", where, error.what());
+  }
+}
+
+std::vector<StepMetrics> ReadMetrics(const fs::path& file) {
+  std::vector<StepMetrics> metrics;
+  for (const std::string& line : CompleteLines(file)) {
+    metrics.push_back(
+        ParseStepMetrics(line, fmt::format("{}:{}", file.string(), metrics.size() + 1)));
+  }
+  return metrics;
+}
+
+void SetExpertLoad(const std::vector<std::vector<std::int64_t>>& counts, StepMetrics& metrics) {
+  metrics.expert_load.clear();
+  metrics.load_entropy.clear();
+  for (const auto& layer : counts) {
+    double total = 0;
+    for (const std::int64_t n : layer) total += static_cast<double>(n);
+    std::vector<double> load;
+    double entropy = 0;
+    for (const std::int64_t n : layer) {
+      const double share = total > 0 ? static_cast<double>(n) / total : 0;
+      if (share > 0) entropy -= share * std::log(share);
+      load.push_back(share);
+    }
+    const double largest = std::log(static_cast<double>(layer.size()));
+    metrics.load_entropy.push_back(largest > 0 ? entropy / largest : 1.0);
+    metrics.expert_load.push_back(std::move(load));
+  }
+}
+
+void WriteSummary(const fs::path& file, const RunSummary& summary) {
+  nlohmann::ordered_json j;
+  j["steps"] = summary.steps;
+  j["tokens"] = summary.tokens;
+  j["parameters"] = summary.parameters;
+  j["active_parameters"] = summary.active_parameters;
+  j["train_seconds"] = summary.train_seconds;
+  if (summary.heldout) {
+    j["heldout_loss"] = summary.heldout->loss;
+    j["heldout_bits_per_base"] = summary.heldout->bits_per_base;
+    j["heldout_bases"] = summary.heldout->bases;
+  }
+  io::WriteFileAtomically(file, j.dump(2) + "\n");
+}
+
+std::optional<RunSummary> ReadSummary(const fs::path& file) {
+  if (!fs::exists(file)) return std::nullopt;
+  try {
+    const json j = json::parse(io::ReadFile(file));
+    RunSummary summary;
+    summary.steps = j.at("steps");
+    summary.tokens = j.at("tokens");
+    summary.parameters = j.at("parameters");
+    summary.active_parameters = j.at("active_parameters");
+    summary.train_seconds = j.at("train_seconds");
+    if (j.contains("heldout_loss")) {
+      summary.heldout = HeldoutMetrics{j.at("heldout_loss"), j.at("heldout_bits_per_base"),
+                                       j.at("heldout_bases")};
+    }
+    return summary;
+  } catch (const json::exception& error) {
+    CISTRON_THROW(kBadInput, "{}: this is not the summary of a run: {}", file.string(),
+                  error.what());
+  }
+}
+
+struct MetricsWriter::State {
+  fs::path path;
+  std::FILE* file = nullptr;
+};
+
+MetricsWriter::MetricsWriter(const fs::path& file, std::int64_t last_step)
+    : state_(std::make_unique<State>()) {
+  state_->path = file;
+  std::string kept;
+  for (const std::string& line : last_step > 0 ? CompleteLines(file) : std::vector<std::string>()) {
+    if (ParseStepMetrics(line, file.string()).step > last_step) break;
+    kept += line + '\n';
+  }
+  io::WriteFileAtomically(file, kept);
+  state_->file = std::fopen(file.c_str(), "ab");
+  if (state_->file == nullptr) {
+    CISTRON_THROW(kIo, "{}: cannot be opened: {}", file.string(), std::strerror(errno));
+  }
+}
+
+MetricsWriter::~MetricsWriter() {
+  if (state_->file != nullptr) std::fclose(state_->file);
+}
+
+void MetricsWriter::Write(const StepMetrics& metrics) {
+  const std::string line = ToJson(metrics) + '\n';
+  if (std::fwrite(line.data(), 1, line.size(), state_->file) != line.size() ||
+      std::fflush(state_->file) != 0) {
+    CISTRON_THROW(kIo, "{}: cannot be written: {}", state_->path.string(), std::strerror(errno));
+  }
+}
+
+}  // namespace cistron::train

@@ -1,0 +1,314 @@
+#include "cistron/train/trainer.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cistron/base/error.h"
+#include "cistron/base/threads.h"
+#include "cistron/io/checkpoint.h"
+#include "cistron/model/hugging_face.h"
+#include "cistron/train/evaluate.h"
+#include "cistron/train/expert_bases.h"
+#include "cistron/train/metrics.h"
+#include "cistron/train/model_source.h"
+#include "cistron/train/prefetcher.h"
+#include "cistron/train/progress.h"
+#include "cistron/train/reading_rules.h"
+#include "cistron/train/training_state.h"
+#include "cistron/train/training_step.h"
+
+namespace cistron::train {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+DType ModelDType(Precision precision) {
+  return precision == Precision::kBf16 ? DType::kBF16 : DType::kF32;
+}
+
+optim::AdamWOptions OptimizerOptions(const OptimOptions& o) {
+  return {
+      .adamw = {.beta1 = o.beta1, .beta2 = o.beta2, .eps = o.eps, .weight_decay = o.weight_decay},
+      .max_grad_norm = o.clip,
+      .decay_embeddings = o.decay_embeddings,
+      .decay_all = o.decay_all};
+}
+
+data::DataConfig DataOf(const RunConfig& config) {
+  data::DataConfig data = config.data;
+  for (std::size_t i = 0; i < config.data_weights.size(); ++i) {
+    data.train[i].weight = config.data_weights[i];
+  }
+  return data;
+}
+
+std::int64_t PeakMemory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return std::int64_t{usage.ru_maxrss} * 1024;
+}
+
+std::vector<data::Batch> Split(const data::GlobalBatch& batch, std::int64_t rows_per_micro) {
+  std::vector<data::Batch> micro;
+  const auto rows = static_cast<std::int64_t>(batch.rows.size());
+  for (std::int64_t begin = 0; begin < rows; begin += rows_per_micro) {
+    micro.push_back(batch.MicroBatch(begin, std::min(rows_per_micro, rows - begin)));
+  }
+  return micro;
+}
+
+// The model of a run, with what a reader of its weights must know about the data.
+model::MixtralConfig ModelOf(const RunConfig& config) {
+  model::MixtralConfig model = config.model;
+  SetReadingRules(model, RulesOf(config.data));
+  return model;
+}
+
+// Whether the run will continue from a checkpoint, and so needs no initial weights.
+bool HasCheckpoint(const RunConfig& config) {
+  if (config.run.on_exists == OnExists::kNew) return false;
+  const fs::path root = RunPaths{config.output}.checkpoints();
+  return fs::exists(root) && io::NewestGoodCheckpoint(root).has_value();
+}
+
+class Trainer {
+ public:
+  Trainer(const LoadedConfig& loaded, const TrainHooks& hooks)
+      : config_(loaded.config),
+        hooks_(hooks),
+        corpus_(data::Corpus::Open(DataOf(config_))),
+        model_(ctx_, ModelOf(config_), ModelDType(config_.precision)),
+        optimizer_(ctx_, model_.store, OptimizerOptions(config_.optim)),
+        stream_(std::make_unique<data::TrainingStream>(corpus_, config_.seed,
+                                                       config_.batch.global_tokens)) {
+    if (config_.data.split.kind != data::SplitRule::Kind::kNone) {
+      heldout_ = std::make_unique<data::EvaluationStream>(corpus_);
+    }
+    if (config_.init.from.empty()) {
+      model_.store.Initialize(config_.seed, config_.model.initializer_range);
+    } else if (!HasCheckpoint(config_)) {
+      LoadWeights(FindModel(config_.init.from), model_.store);
+    }
+    // Only now, with everything checked, something appears on disk.
+    position_.fingerprint = corpus_->fingerprint();
+    directory_.emplace(loaded);
+    if (directory_->resumes()) Resume();
+  }
+
+  TrainOutcome Run() {
+    if (!directory_->notice().empty()) Print(directory_->notice());
+    Describe();
+    const RunPaths& paths = directory_->paths();
+    const std::int64_t total = config_.train.steps;
+    TrainOutcome outcome{paths, optimizer_.step(), false, std::nullopt};
+    if (const auto summary = ReadSummary(paths.summary())) {
+      if (summary->steps == total && outcome.steps == total) {
+        Print("this run is complete; nothing was done");
+        outcome.finished = true;
+        outcome.heldout = summary->heldout;
+        return outcome;
+      }
+      fs::remove(paths.summary());
+    }
+    if (!RunSteps(outcome)) return outcome;
+    Finish(outcome);
+    return outcome;
+  }
+
+ private:
+  void Print(const std::string& text) {
+    std::fprintf(hooks_.out, "%s\n", text.c_str());
+    std::fflush(hooks_.out);
+  }
+
+  void Resume() {
+    const auto newest = io::NewestGoodCheckpoint(directory_->paths().checkpoints());
+    if (!newest) {
+      Print("no complete checkpoint yet: the run starts from its beginning");
+      return;
+    }
+    position_ = RestoreTrainingState(*newest, model_, optimizer_);
+    CheckData(*newest);
+    stream_->Restore(position_.stream);
+    Print(fmt::format("resuming from {}", newest->string()));
+    if (optimizer_.step() > config_.train.steps) {
+      CISTRON_THROW(kBadInput, "train.steps={}: the run in {} has made {} steps already",
+                    config_.train.steps, directory_->paths().root.string(), optimizer_.step());
+    }
+  }
+
+  // The position means nothing in other data.
+  void CheckData(const fs::path& checkpoint) {
+    if (position_.fingerprint == corpus_->fingerprint()) return;
+    if (config_.run.on_exists != OnExists::kResume) {
+      CISTRON_THROW(
+          kBadInput,
+          "{}: the data is not what the run was trained on (a file of data.train "
+          "has changed); put it back, start anew with run.on_exists=new, or go on with the "
+          "new data by run.on_exists=resume",
+          checkpoint.string());
+    }
+    Print("the data has changed since the checkpoint: the run goes on from its start");
+    position_.stream = {.step = position_.stream.step};
+    position_.fingerprint = corpus_->fingerprint();
+  }
+
+  void Describe() {
+    const model::MixtralConfig& m = config_.model;
+    Print(fmt::format("model: {} parameters, {} a token; {} layers, {} experts, top-{}; {}",
+                      FormatCount(static_cast<double>(model::ParameterCount(m))),
+                      FormatCount(static_cast<double>(model::ActiveParameterCount(m))),
+                      m.num_hidden_layers, m.num_local_experts, m.num_experts_per_tok,
+                      config_.precision == Precision::kBf16 ? "bf16 with fp32 masters" : "fp32"));
+    const std::int64_t heldout = corpus_->heldout_bases();
+    Print(fmt::format("data: {} bases train, {} held out; {} tokens a step, {} steps; {} threads",
+                      FormatCount(static_cast<double>(corpus_->train_bases())),
+                      FormatCount(static_cast<double>(heldout)), config_.batch.global_tokens,
+                      config_.train.steps, NumThreads()));
+    if (m.output_router_logits && m.router_aux_loss_coef > 0) {
+      Print(
+          fmt::format("auxiliary loss: {} times the load-balancing loss is part of the training "
+                      "loss; metrics show it apart",
+                      m.router_aux_loss_coef));
+    } else {
+      Print(
+          "auxiliary loss: not part of the training loss (model.output_router_logits or "
+          "model.router_aux_loss_coef is off)");
+    }
+  }
+
+  // Steps to the end; false when a stop was asked for before it.
+  bool RunSteps(TrainOutcome& outcome) {
+    const std::int64_t start = outcome.steps, total = config_.train.steps;
+    MetricsWriter metrics(outcome.paths.metrics(), start);
+    Progress progress(hooks_.out, start, total, config_.log.every);
+    Prefetcher batches(std::move(stream_), total - start);
+    while (optimizer_.step() < total) {
+      const bool stop = Step(batches, metrics, progress);
+      outcome.steps = optimizer_.step();
+      if (stop && outcome.steps < total) {
+        progress.Line(
+            fmt::format("stopped after step {} of {}, as asked; saved in {}. The same "
+                        "command continues the run.",
+                        outcome.steps, total, outcome.paths.checkpoints().string()));
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // One update with what follows it; true when a stop was asked for.
+  bool Step(Prefetcher& batches, MetricsWriter& metrics, Progress& progress) {
+    const auto begin = Clock::now();
+    const FetchedBatch fetched = batches.Next();
+    position_.stream = fetched.state_after;
+    StepMetrics m;
+    m.step = optimizer_.step() + 1;
+    m.lr = LearningRate(config_.MakeSchedule(), m.step);
+    const StepResult result =
+        TrainStep(ctx_, model_, optimizer_, Split(fetched.batch, config_.RowsPerMicroBatch()),
+                  fetched.batch.totals, m.lr);
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    const auto tokens = static_cast<double>(config_.batch.global_tokens);
+    m.tokens_seen = m.step * config_.batch.global_tokens;
+    m.loss = result.loss;
+    m.aux_loss = result.aux_loss;
+    m.grad_norm = result.grad_norm;
+    m.step_ms = seconds * 1e3;
+    m.tokens_per_s = tokens / seconds;
+    m.unpadded_tokens_per_s = static_cast<double>(fetched.batch.totals.tokens) / seconds;
+    m.memory_peak_bytes = PeakMemory();
+    SetExpertLoad(result.expert_counts, m);
+    const bool last = m.step == config_.train.steps;
+    const bool due = config_.eval.every > 0 && m.step % config_.eval.every == 0;
+    if (heldout_ && (last || due)) {
+      m.heldout = last ? EvaluateFinal() : EvaluateHeldout(config_.eval.tokens, {});
+    }
+    metrics.Write(m);
+    progress.Step(m);
+    const bool stop = hooks_.stop_requested && hooks_.stop_requested();
+    const bool save = config_.checkpoint.every > 0 && m.step % config_.checkpoint.every == 0;
+    if (save || last || stop) Save();
+    if (hooks_.after_step) hooks_.after_step(m.step);
+    return stop;
+  }
+
+  // The whole held-out part; counts on the way which base each expert serves.
+  HeldoutMetrics EvaluateFinal() {
+    const bool protein = config_.data.alphabet == data::Alphabet::kProtein;
+    const bool rna = config_.data.alphabet == data::Alphabet::kRna;
+    if (config_.data.alphabet == data::Alphabet::kBytes) return EvaluateHeldout(0, {});
+    ExpertBaseCounts counts(protein ? "ACDEFGHIKLMNPQRSTVWY"
+                            : rna   ? "ACGU"
+                                    : "ACGT",
+                            config_.model.num_hidden_layers, config_.model.num_local_experts);
+    final_heldout_ = EvaluateHeldout(0, [&counts](const data::Batch& batch, const Tensor& experts) {
+      counts.Add(batch, experts);
+    });
+    counts.Write(directory_->paths().expert_bases());
+    return *final_heldout_;
+  }
+
+  HeldoutMetrics EvaluateHeldout(std::int64_t tokens, const RoutingObserver& observer) {
+    const std::int64_t at_once =
+        std::max(config_.RowsPerMicroBatch() * config_.data.seq_len, std::int64_t{2048});
+    const EvaluationResult e =
+        Evaluate(model_.model, *heldout_, config_.data.seq_len, tokens, at_once, observer);
+    return {e.Loss(), e.BitsPerBase(), e.bases};
+  }
+
+  void Save() {
+    const fs::path root = directory_->paths().checkpoints();
+    SaveTrainingState(root, model_, optimizer_, position_, config_);
+    io::PruneCheckpoints(root, static_cast<int>(config_.checkpoint.keep));
+  }
+
+  // After the last checkpoint; a run that is killed in here does it again when it is resumed.
+  void Finish(TrainOutcome& outcome) {
+    const RunPaths& paths = outcome.paths;
+    RunSummary summary;
+    if (heldout_) summary.heldout = final_heldout_ ? *final_heldout_ : EvaluateFinal();
+    model::SaveHuggingFace(paths.final_model(), model_.model.config(), ExportWeights(model_.store),
+                           {.dtype = ModelDType(config_.precision), .overwrite = true});
+    summary.steps = outcome.steps;
+    summary.tokens = outcome.steps * config_.batch.global_tokens;
+    summary.parameters = model::ParameterCount(config_.model);
+    summary.active_parameters = model::ActiveParameterCount(config_.model);
+    for (const StepMetrics& m : ReadMetrics(paths.metrics())) {
+      summary.train_seconds += m.step_ms / 1e3;
+    }
+    WriteSummary(paths.summary(), summary);
+    outcome.finished = true;
+    outcome.heldout = summary.heldout;
+  }
+
+  RunConfig config_;
+  TrainHooks hooks_;
+  std::shared_ptr<const data::Corpus> corpus_;
+  ops::Context ctx_;
+  model::LocalMixtral model_;
+  optim::AdamWOptimizer optimizer_;
+  std::unique_ptr<data::TrainingStream> stream_;
+  std::unique_ptr<data::EvaluationStream> heldout_;
+  std::optional<RunDirectory> directory_;
+  DataPosition position_;
+  std::optional<HeldoutMetrics> final_heldout_;
+};
+
+}  // namespace
+
+TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks) {
+  CheckRunConfig(loaded);
+  if (loaded.config.threads > 0) SetNumThreads(static_cast<int>(loaded.config.threads));
+  Trainer trainer(loaded, hooks);
+  return trainer.Run();
+}
+
+}  // namespace cistron::train

@@ -1,0 +1,35 @@
+// A run from its configuration to its final model.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+#include "cistron/train/metrics.h"
+#include "cistron/train/run_config.h"
+#include "cistron/train/run_directory.h"
+
+namespace cistron::train {
+
+struct TrainHooks {
+  // Asked after every step: true ends the run with a checkpoint (a signal arrived).
+  std::function<bool()> stop_requested;
+  // Called after every step, its checkpoint included.
+  std::function<void(std::int64_t step)> after_step;
+  std::FILE* out = stdout;  // progress and notices
+};
+
+struct TrainOutcome {
+  RunPaths paths;
+  std::int64_t steps = 0;
+  bool finished = false;  // false: stopped on request; the same command continues it
+  std::optional<HeldoutMetrics> heldout;  // of a finished run, over the whole held-out part
+};
+
+// Trains or resumes. Configuration and data are checked before anything is written. Throws
+// kNumericalFailure when loss or gradients are not finite; the last good checkpoint stays.
+TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks);
+
+}  // namespace cistron::train

@@ -1,0 +1,131 @@
+#include "cistron/train/training_state.h"
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "cistron/base/error.h"
+
+namespace cistron::train {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr int kFormat = 1;
+
+json ParseState(const io::CheckpointReader& reader, const fs::path& path) {
+  try {
+    json state = json::parse(reader.state_json());
+    if (state.at("format").get<int>() != kFormat) {
+      CISTRON_THROW(kBadInput, "{}: the checkpoint's state has format {}; this version reads {}",
+                    path.string(), state.at("format").dump(), kFormat);
+    }
+    return state;
+  } catch (const json::exception& error) {
+    CISTRON_THROW(kBadInput, "{}: the checkpoint's state is damaged: {}", path.string(),
+                  error.what());
+  }
+}
+
+const char* HuggingFaceDType(DType dtype) {
+  return dtype == DType::kBF16 ? "bfloat16" : dtype == DType::kF64 ? "float64" : "float32";
+}
+
+io::CheckpointBox WholeTensor(std::string name, const Tensor& tensor) {
+  Shape start = tensor.shape();
+  for (int i = 0; i < start.rank(); ++i) start[i] = 0;
+  return {std::move(name), tensor, tensor.shape(), start};
+}
+
+}  // namespace
+
+fs::path SaveTrainingState(const fs::path& root, const model::LocalMixtral& m,
+                           const optim::AdamWOptimizer& optimizer, const DataPosition& data,
+                           const RunConfig& config) {
+  std::vector<io::CheckpointBox> boxes;
+  for (const auto& [name, tensor] : optimizer.State()) boxes.push_back(WholeTensor(name, tensor));
+  const char* dtype = HuggingFaceDType(m.store.dtype());
+  json state;
+  state["format"] = kFormat;
+  state["step"] = optimizer.step();
+  state["stream"] = {{"step", data.stream.step},
+                     {"epoch", data.stream.epoch},
+                     {"window", data.stream.window},
+                     {"offset", data.stream.offset}};
+  state["data_fingerprint"] = data.fingerprint;
+  state["dtype"] = dtype;
+  state["model"] = json::parse(model::ToJson(m.model.config(), dtype));
+  state["config"] = ToYaml(config);
+  return io::SaveCheckpoint(root, optimizer.step(), boxes, state.dump());
+}
+
+DataPosition RestoreTrainingState(const fs::path& path, model::LocalMixtral& m,
+                                  optim::AdamWOptimizer& optimizer) {
+  const io::CheckpointReader reader(path);
+  const json state = ParseState(reader, path);
+  if (!state.contains("stream")) {
+    CISTRON_THROW(kBadInput,
+                  "{}: the checkpoint holds weights alone; start from it with "
+                  "init.from={}",
+                  path.string(), path.string());
+  }
+  std::set<std::string> unread;
+  for (const std::string& name : reader.names()) unread.insert(name);
+  for (const auto& [name, tensor] : optimizer.State()) {
+    const auto info = reader.Find(name);
+    if (!info) {
+      CISTRON_THROW(kBadInput, "{}: the checkpoint is of another model: it lacks {}", path.string(),
+                    name);
+    }
+    if (!(info->global_shape == tensor.shape()) || info->dtype != tensor.dtype()) {
+      CISTRON_THROW(kBadInput,
+                    "{}: the checkpoint is of another model: {} is {} {}, but this run's "
+                    "is {}",
+                    path.string(), name, Name(info->dtype), ToString(info->global_shape),
+                    Describe(tensor));
+    }
+    const Tensor stored = reader.Read(name);
+    std::memcpy(tensor.raw(), stored.raw(), static_cast<std::size_t>(tensor.bytes()));
+    unread.erase(name);
+  }
+  if (!unread.empty()) {
+    CISTRON_THROW(kBadInput, "{}: the checkpoint is of another model: it holds {}", path.string(),
+                  *unread.begin());
+  }
+  try {
+    optimizer.set_step(state.at("step").get<std::int64_t>());
+    const json& stream = state.at("stream");
+    return {{stream.at("step"), stream.at("epoch"), stream.at("window"), stream.at("offset")},
+            state.at("data_fingerprint")};
+  } catch (const json::exception& error) {
+    CISTRON_THROW(kBadInput, "{}: the checkpoint's state is damaged: {}", path.string(),
+                  error.what());
+  }
+}
+
+model::MixtralConfig CheckpointModelConfig(const io::CheckpointReader& reader, const fs::path& path,
+                                           std::string* dtype) {
+  const json state = ParseState(reader, path);
+  if (!state.contains("model")) {
+    CISTRON_THROW(kBadInput, "{}: the checkpoint does not say which model it holds", path.string());
+  }
+  return model::ParseMixtralConfig(state["model"].dump(), path.string() + " (manifest.json)",
+                                   dtype);
+}
+
+fs::path SaveWeights(const fs::path& root, const model::HuggingFaceModel& m) {
+  std::vector<io::CheckpointBox> boxes;
+  for (const io::NamedTensor& t : m.tensors)
+    boxes.push_back(WholeTensor("weight/" + t.name, t.tensor));
+  json state;
+  state["format"] = kFormat;
+  state["step"] = 0;
+  state["dtype"] = m.dtype;
+  state["model"] = json::parse(model::ToJson(m.config, m.dtype));
+  return io::SaveCheckpoint(root, 0, boxes, state.dump());
+}
+
+}  // namespace cistron::train

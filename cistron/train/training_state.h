@@ -1,0 +1,45 @@
+// Everything that a run must remember, in one checkpoint: weights, masters, moments, the number of
+// updates, the data position, and the configuration that gives them meaning.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "cistron/data/stream.h"
+#include "cistron/io/checkpoint.h"
+#include "cistron/model/hugging_face.h"
+#include "cistron/model/mixtral_config.h"
+#include "cistron/optim/adamw_optimizer.h"
+#include "cistron/train/run_config.h"
+#include "cistron/train/training_step.h"
+
+namespace cistron::train {
+
+// Where the data stands, and which data it is.
+struct DataPosition {
+  data::StreamState stream;
+  std::uint64_t fingerprint = 0;  // of the corpus
+};
+
+// Saves as root/step-NNNNNNNN and returns its path; throws kIo, leaving nothing half-written.
+std::filesystem::path SaveTrainingState(const std::filesystem::path& root,
+                                        const model::LocalMixtral& m,
+                                        const optim::AdamWOptimizer& optimizer,
+                                        const DataPosition& data, const RunConfig& config);
+
+// Restores weights, masters, moments and the step; returns the data position. Throws kBadInput when
+// the checkpoint is of another model or lacks a tensor.
+DataPosition RestoreTrainingState(const std::filesystem::path& checkpoint, model::LocalMixtral& m,
+                                  optim::AdamWOptimizer& optimizer);
+
+// The model of a checkpoint. `dtype`, optional: its weights' type, "float32" or "bfloat16".
+model::MixtralConfig CheckpointModelConfig(const io::CheckpointReader& reader,
+                                           const std::filesystem::path& path,
+                                           std::string* dtype = nullptr);
+
+// A checkpoint of weights alone, at step 0: what a Hugging Face directory becomes by `convert`.
+std::filesystem::path SaveWeights(const std::filesystem::path& root,
+                                  const model::HuggingFaceModel& model);
+
+}  // namespace cistron::train

@@ -1,0 +1,100 @@
+#include "cistron/train/training_step.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+
+#include "cistron/base/error.h"
+
+namespace cistron::train {
+namespace {
+
+bool HasNonFinite(const Tensor& t) {
+  for (std::int64_t i = 0; i < t.numel(); ++i) {
+    if (!std::isfinite(ElementAsDouble(t, i))) return true;
+  }
+  return false;
+}
+
+std::string Place(const std::string& parameter_name) {
+  const std::int64_t layer = LayerOf(parameter_name);
+  return layer < 0 ? parameter_name : fmt::format("layer {} ({})", layer, parameter_name);
+}
+
+// Where values stop being finite, looked for in the order of cause: a weight, the forward pass, the
+// backward pass.
+std::string FirstNonFinite(const nn::LocalParameterStore& store, const model::LossSums& sums) {
+  const auto& parameters = store.parameters();
+  for (const auto& p : parameters) {
+    if (HasNonFinite(p.master)) return fmt::format("a weight of {}", Place(p.spec.name));
+  }
+  const auto tokens = sums.nonfinite_tokens.span<std::int64_t>();
+  for (std::size_t layer = 0; layer < tokens.size(); ++layer) {
+    if (tokens[layer] > 0) {
+      return fmt::format("the router logits of layer {} ({} tokens)", layer, tokens[layer]);
+    }
+  }
+  if (!std::isfinite(sums.weighted_nll.item()))
+    return "the logits of the head, after the last layer";
+  // Backward runs from the last layer to the first.
+  for (auto p = parameters.rbegin(); p != parameters.rend(); ++p) {
+    if (p->has_grad && HasNonFinite(p->grad)) {
+      return fmt::format("the gradient of {}", Place(p->spec.name));
+    }
+  }
+  return "the sum of squares of the gradients, which overflows";
+}
+
+std::vector<std::vector<std::int64_t>> Rows(const Tensor& counts) {
+  std::vector<std::vector<std::int64_t>> rows;
+  for (std::int64_t i = 0; i < counts.dim(0); ++i) {
+    const auto row = counts.Select(i).span<std::int64_t>();
+    rows.emplace_back(row.begin(), row.end());
+  }
+  return rows;
+}
+
+double InverseOrZero(double x) {
+  return x > 0 ? 1.0 / x : 0.0;
+}
+
+}  // namespace
+
+std::int64_t LayerOf(const std::string& name) {
+  static constexpr std::string_view kPrefix = "model.layers.";
+  if (name.compare(0, kPrefix.size(), kPrefix) != 0) return -1;
+  std::int64_t layer = -1;
+  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
+  return layer;
+}
+
+StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
+                     optim::AdamWOptimizer& optimizer, std::span<const data::Batch> micro_batches,
+                     const data::BatchTotals& totals, double lr) {
+  const model::MixtralConfig& config = m.model.config();
+  const model::LossScale scale{Tensor::Scalar(InverseOrZero(totals.weight_sum)),
+                               Tensor::Scalar(InverseOrZero(static_cast<double>(totals.tokens)))};
+  model::LossSums sums = model::LossSums::Zeros(ctx, config);
+  for (const data::Batch& batch : micro_batches) {
+    m.model.TrainMicroBatch(batch, scale, sums);
+  }
+  StepResult result;
+  result.loss = sums.weighted_nll.item() * InverseOrZero(totals.weight_sum);
+  result.aux_loss = sums.aux_loss.item();
+  result.grad_norm = optimizer.ComputeGradNorm();
+  if (!std::isfinite(result.loss) || !std::isfinite(result.aux_loss) ||
+      !std::isfinite(result.grad_norm)) {
+    const std::string place = FirstNonFinite(m.store, sums);
+    m.store.ZeroGradients();
+    CISTRON_THROW(kNumericalFailure,
+                  "step {}: the loss is {} and the gradient norm {}; the first value that is not "
+                  "finite is in {}",
+                  optimizer.step() + 1, result.loss, result.grad_norm, place);
+  }
+  result.expert_counts = Rows(sums.expert_counts);
+  optimizer.Update(lr);
+  return result;
+}
+
+}  // namespace cistron::train
