@@ -30,25 +30,32 @@ struct CheckpointBox {
   Shape start;  // where the box begins in the global tensor; its size is tensor.shape()
 };
 
-// Saves `boxes` and `state_json` as root/step-NNNNNNNN and returns its path. Throws kIo; then
-// nothing that a reader could pick up has been written, and the temporary directory is removed.
+// Saves `boxes` and `state_json` (a JSON document) as root/step-NNNNNNNN and returns its path. The
+// boxes of each name must cover its global tensor exactly once. A checkpoint of the same step is
+// replaced in one step. Throws kIo; then nothing that a reader could pick up has been written, and
+// the temporary directory is removed.
 std::filesystem::path SaveCheckpoint(const std::filesystem::path& root, std::int64_t step,
                                      std::span<const CheckpointBox> boxes,
                                      const std::string& state_json);
 
+// Reads a checkpoint. Not to be used by two threads at once.
 class CheckpointReader {
  public:
   // Opens and validates the manifest: every file is there with its length, every tensor is covered
   // exactly once. Throws kNotFound or kBadInput, naming the tensor and the gap or overlap.
   explicit CheckpointReader(const std::filesystem::path& directory);
   ~CheckpointReader();
+  CheckpointReader(CheckpointReader&&) noexcept;
+  CheckpointReader& operator=(CheckpointReader&&) noexcept;
 
+  const std::filesystem::path& directory() const;
   std::int64_t step() const;
   const std::string& state_json() const;
   std::vector<std::string> names() const;
   struct Info {
     DType dtype;
     Shape global_shape;
+    std::int64_t boxes;  // in how many parts it is stored
   };
   std::optional<Info> Find(const std::string& name) const;
   // Assembles a box of the global tensor from the stored boxes, verifying their checksums.
@@ -67,8 +74,9 @@ class CheckpointReader {
 std::vector<std::filesystem::path> ListCheckpoints(const std::filesystem::path& root);
 // The newest checkpoint whose manifest and checksums hold; nothing when there is none.
 std::optional<std::filesystem::path> NewestGoodCheckpoint(const std::filesystem::path& root);
-// Removes all but the newest `keep` (≥ 1) good checkpoints and stale temporary directories. The
-// newest good one is never removed.
+// Removes all that is older than the newest `keep` (≥ 1) good checkpoints, and stale temporary
+// files. Good means read back in full: the newest good one is never removed. Damaged ones that are
+// newer stay for inspection until `keep` good ones are newer still.
 void PruneCheckpoints(const std::filesystem::path& root, int keep);
 
 }  // namespace cistron::io

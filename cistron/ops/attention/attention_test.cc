@@ -9,12 +9,12 @@
 #include <cmath>
 #include <cstring>
 
-#include "cistron/base/threads.h"
 #include "cistron/check/bounds.h"
 #include "cistron/check/compare.h"
 #include "cistron/ops/attention/attention_cases.h"
 #include "cistron/testing/gradient_check.h"
 #include "cistron/testing/guarded_allocator.h"
+#include "cistron/testing/implementations.h"
 #include "cistron/testing/instruction_set.h"
 #include "cistron/testing/poison.h"
 #include "cistron/testing/random.h"
@@ -397,19 +397,9 @@ void ExpectSame(const Results& a, const Results& b) {
   EXPECT_TRUE(Agrees(check::CompareBitwise("dv", a.dv, b.dv)));
 }
 
-class ThreadCount {
- public:
-  ThreadCount() : before_(NumThreads()) {}
-  ~ThreadCount() { SetNumThreads(before_); }
-
- private:
-  int before_;
-};
-
 // One sequence of one key/value head is one task of whole-sequence backward: with several threads
 // dq and dk, dv are made apart. Both ways give the same bits.
 TEST(Attention, ThreadsChangeNoBit) {
-  const ThreadCount restore;
   for (const AttentionCase& c : {AttentionCase{"one", {260}, 3, {3, 1, 20, 0}},
                                  AttentionCase{"many", {90, 30, 200, 1}, 0, {4, 2, 16, 70}}}) {
     for (const Variant& variant : Variants()) {
@@ -417,12 +407,12 @@ TEST(Attention, ThreadsChangeNoBit) {
       const testing::ScopedInstructionSet scope(
           variant.target == 0 ? testing::InstructionSets().front() : variant.target);
       const Problem p = MakeProblem(c, DType::kF32);
-      SetNumThreads(1);
-      const Results one = RunAll(Context().WithImpl(variant.impl), p);
-      for (const int threads : {2, 5}) {
-        SetNumThreads(threads);
-        ExpectSame(one, RunAll(Context().WithImpl(variant.impl), p));
-      }
+      const auto run = [&](int threads) {
+        const testing::ThreadsForScope scope_of_threads(threads);
+        return RunAll(Context().WithImpl(variant.impl), p);
+      };
+      const Results one = run(1);
+      for (const int threads : {2, 5}) ExpectSame(one, run(threads));
     }
   }
 }

@@ -1,72 +1,132 @@
-// gemm on oneDNN.
+// gemm on oneDNN's plain products, which create no primitive: a training step brings new shapes all
+// the time (rows of an expert), and a primitive for each would cost more than its product.
+//
+// f32 runs as it is. bf16 runs natively where the CPU multiplies bf16; elsewhere both operands are
+// widened to f32, which is exact. Called inside a parallel loop, a product runs on the calling
+// thread alone.
 #include <oneapi/dnnl/dnnl.h>
+
+#include <algorithm>
+#include <cstring>
 
 #include "cistron/base/threads.h"
 #include "cistron/ops/gemm/gemm_impls.h"
 
+// Exported by oneDNN 2.x beside dnnl_sgemm, though its public header leaves it out. Weak, so that a
+// build of oneDNN without it still links and widens instead.
+extern "C" [[gnu::weak]] dnnl_status_t dnnl_gemm_bf16bf16f32(char trans_a, char trans_b,
+                                                             dnnl_dim_t m, dnnl_dim_t n,
+                                                             dnnl_dim_t k, float alpha,
+                                                             const std::uint16_t* a, dnnl_dim_t lda,
+                                                             const std::uint16_t* b, dnnl_dim_t ldb,
+                                                             float beta, float* c, dnnl_dim_t ldc);
+
 namespace cistron::ops::internal {
 namespace {
 
-// Row-major c = op(a)·op(b), or += . dnnl_sgemm compiles nothing per shape and does not read c when
-// beta is zero.
-void Sgemm(const GemmProblem& p, const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
-           float* c, std::int64_t ldc, bool accumulate) {
-  NumThreads();  // settles the thread count that oneDNN sees
-  const dnnl_status_t status =
-      dnnl_sgemm(p.trans_a == Transpose::kYes ? 'T' : 'N', p.trans_b == Transpose::kYes ? 'T' : 'N',
-                 p.m, p.n, p.k, 1.0f, a, lda, b, ldb, accumulate ? 1.0f : 0.0f, c, ldc);
-  CISTRON_CHECK(status == dnnl_success, "gemm: oneDNN refused the product {} x {} x {} (status {})",
-                p.m, p.n, p.k, static_cast<int>(status));
+constexpr std::int64_t kGrain = 1 << 15;  // elements a thread converts at least
+
+char Letter(Transpose transpose) {
+  return transpose == Transpose::kYes ? 'T' : 'N';
+}
+
+void CheckStatus(dnnl_status_t status, const GemmProblem& p) {
+  CISTRON_INVARIANT(status == dnnl_success,
+                    "gemm: oneDNN refused the product {} x {} x {}, status {}", p.m, p.n, p.k,
+                    static_cast<int>(status));
+}
+
+// Distance of rows for oneDNN, which wants at least a row's length even of a single row.
+std::int64_t Leading(const Tensor& t) {
+  return std::max({t.stride(0), t.dim(1), std::int64_t{1}});
+}
+
+// oneDNN does not read c when beta is 0.
+void ProductF32(const GemmProblem& p, const Tensor& a, const Tensor& b, const Tensor& c,
+                float beta) {
+  CheckStatus(
+      dnnl_sgemm(Letter(p.trans_a), Letter(p.trans_b), p.m, p.n, p.k, 1.0f, a.data<float>(),
+                 Leading(a), b.data<float>(), Leading(b), beta, c.data<float>(), Leading(c)),
+      p);
+}
+
+bool HasBf16Product() {
+  static const bool has = [] {
+    if (dnnl_gemm_bf16bf16f32 == nullptr) return false;
+    // The instruction set that oneDNN may use: an environment variable can lower it below the
+    // CPU's.
+    return dnnl_get_effective_cpu_isa() >= dnnl_cpu_isa_avx512_core_bf16;
+  }();
+  return has;
 }
 
 // A dense f32 copy of a bf16 matrix.
 Tensor Widen(const Context& ctx, const Tensor& t) {
   Tensor wide = ctx.Empty(t.shape(), DType::kF32);
-  const bf16* from = t.data<bf16>();
-  float* to = wide.data<float>();
   const std::int64_t cols = t.dim(1);
-  ParallelFor(t.dim(0), 1 + 32768 / (cols + 1), [&](std::int64_t i) {
-    const bf16* row = from + i * t.stride(0);
-    for (std::int64_t j = 0; j < cols; ++j) to[i * cols + j] = static_cast<float>(row[j]);
+  ParallelFor(t.dim(0), 1 + kGrain / (cols + 1), [&](std::int64_t i) {
+    const bf16* from = t.data<bf16>() + i * t.stride(0);
+    float* to = wide.data<float>() + i * cols;
+    for (std::int64_t j = 0; j < cols; ++j) to[j] = static_cast<float>(from[j]);
   });
   return wide;
+}
+
+// bf16 operands, f32 result.
+void ProductBf16(const Context& ctx, const GemmProblem& p, const Tensor& a, const Tensor& b,
+                 const Tensor& c, float beta) {
+  if (!HasBf16Product()) return ProductF32(p, Widen(ctx, a), Widen(ctx, b), c, beta);
+  CheckStatus(dnnl_gemm_bf16bf16f32(Letter(p.trans_a), Letter(p.trans_b), p.m, p.n, p.k, 1.0f,
+                                    &a.data<bf16>()->bits, Leading(a), &b.data<bf16>()->bits,
+                                    Leading(b), beta, c.data<float>(), Leading(c)),
+              p);
+}
+
+// Rounds f32 sums to bf16, after adding what is there in Accumulate.
+void RoundSums(const Tensor& sums, const Output& c) {
+  const std::int64_t cols = sums.dim(1);
+  ParallelFor(sums.dim(0), 1 + kGrain / (cols + 1), [&](std::int64_t i) {
+    const float* from = sums.data<float>() + i * cols;
+    bf16* to = c.tensor.data<bf16>() + i * c.tensor.stride(0);
+    if (c.mode == WriteMode::kAccumulate) {
+      for (std::int64_t j = 0; j < cols; ++j) to[j] = bf16(from[j] + static_cast<float>(to[j]));
+    } else {
+      for (std::int64_t j = 0; j < cols; ++j) to[j] = bf16(from[j]);
+    }
+  });
+}
+
+// The sum over nothing.
+void WriteZeros(const Output& c) {
+  if (c.mode == WriteMode::kAccumulate) return;
+  const std::int64_t size = static_cast<std::int64_t>(SizeOf(c.tensor.dtype()));
+  for (std::int64_t i = 0; i < c.tensor.dim(0); ++i) {
+    std::memset(static_cast<char*>(c.tensor.raw()) + i * c.tensor.stride(0) * size, 0,
+                static_cast<std::size_t>(c.tensor.dim(1) * size));
+  }
 }
 
 }  // namespace
 
 Support GemmCpuSupports(const GemmProblem& p) {
-  if (p.k == 0) return Support::No("an empty sum");
   if (p.in_dtype == DType::kF32 || p.in_dtype == DType::kBF16) return Support::Yes();
-  return Support::No(fmt::format("dtype {}", Name(p.in_dtype)));
+  return Support::No(fmt::format("dtype {} is not one of f32, bf16", Name(p.in_dtype)));
 }
 
 void GemmCpu(const Context& ctx, const GemmProblem& p, const Tensor& a, const Tensor& b,
              const Output& c) {
-  const bool accumulate = c.mode == WriteMode::kAccumulate;
+  if (p.k == 0) return WriteZeros(c);
+  NumThreads();  // settles the number of threads that oneDNN sees
+  const float beta = c.mode == WriteMode::kAccumulate ? 1.0f : 0.0f;
   if (p.in_dtype == DType::kF32) {
-    Sgemm(p, a.data<float>(), a.stride(0), b.data<float>(), b.stride(0), c.tensor.data<float>(),
-          c.tensor.stride(0), accumulate);
-    return;
+    ProductF32(p, a, b, c.tensor, beta);
+  } else if (p.out_dtype == DType::kF32) {
+    ProductBf16(ctx, p, a, b, c.tensor, beta);
+  } else {
+    const Tensor sums = ctx.Empty({p.m, p.n}, DType::kF32);
+    ProductBf16(ctx, p, a, b, sums, 0.0f);
+    RoundSums(sums, c);
   }
-  const Tensor wide_a = Widen(ctx, a);
-  const Tensor wide_b = Widen(ctx, b);
-  if (p.out_dtype == DType::kF32) {
-    Sgemm(p, wide_a.data<float>(), wide_a.stride(0), wide_b.data<float>(), wide_b.stride(0),
-          c.tensor.data<float>(), c.tensor.stride(0), accumulate);
-    return;
-  }
-  const Tensor wide_c = ctx.Empty({p.m, p.n}, DType::kF32);
-  float* sums = wide_c.data<float>();
-  Sgemm(p, wide_a.data<float>(), wide_a.stride(0), wide_b.data<float>(), wide_b.stride(0), sums,
-        p.n, false);
-  bf16* out = c.tensor.data<bf16>();
-  ParallelFor(p.m, 1 + 32768 / (p.n + 1), [&](std::int64_t i) {
-    bf16* row = out + i * c.tensor.stride(0);
-    for (std::int64_t j = 0; j < p.n; ++j) {
-      const float sum = sums[i * p.n + j] + (accumulate ? static_cast<float>(row[j]) : 0.0f);
-      row[j] = bf16(sum);
-    }
-  });
 }
 
 }  // namespace cistron::ops::internal

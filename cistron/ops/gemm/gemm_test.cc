@@ -1,23 +1,177 @@
 #include "cistron/ops/gemm/gemm.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cistron/base/threads.h"
+#include "cistron/check/bounds.h"
+#include "cistron/ops/gemm/gemm_cases.h"
+#include "cistron/testing/gradient_check.h"
+#include "cistron/testing/poison.h"
+#include "cistron/testing/random.h"
+#include "cistron/testing/strided.h"
 
 namespace cistron::ops {
 namespace {
 
-TEST(Gemm, SmallExact) {
-  const Context ctx;
-  const float a[] = {1, 2, 3, 4, 5, 6};
-  const float b[] = {1, 0, 2, 0, 1, 3};
-  for (const char* impl : {"cpu", "ref"}) {
-    const Tensor c = ctx.Zeros({2, 2}, DType::kF32);
-    Gemm(ctx.WithImpl(impl), Tensor::FromSpan<float>({2, 3}, a), Transpose::kNo,
-         Tensor::FromSpan<float>({2, 3}, b), Transpose::kYes, Write(c));
-    EXPECT_EQ(ElementAsDouble(c, 0), 7);
-    EXPECT_EQ(ElementAsDouble(c, 1), 11);
-    EXPECT_EQ(ElementAsDouble(c, 2), 16);
-    EXPECT_EQ(ElementAsDouble(c, 3), 23);
+using testing::Agrees;
+using testing::Strided;
+
+Tensor Absolute(const Tensor& t) {
+  Tensor absolute = ConvertTo(t, DType::kF64);
+  for (double& v : absolute.span<double>()) v = std::abs(v);
+  return absolute;
+}
+
+Shape Stored(std::int64_t rows, std::int64_t cols, Transpose transpose) {
+  return transpose == Transpose::kYes ? Shape{cols, rows} : Shape{rows, cols};
+}
+
+// Product of two matrices and a starting value in f64 by the reference.
+Tensor Exact(const GemmCase& test, const Tensor& a, const Tensor& b, const Tensor& start) {
+  Tensor c = ConvertTo(start, DType::kF64);
+  Gemm(Context().WithImpl("ref"), ConvertTo(a, DType::kF64), test.trans_a,
+       ConvertTo(b, DType::kF64), test.trans_b, Accumulate(c));
+  return c;
+}
+
+struct Types {
+  DType in, out;
+};
+constexpr Types kTypes[] = {{DType::kF64, DType::kF64},
+                            {DType::kF32, DType::kF32},
+                            {DType::kBF16, DType::kBF16},
+                            {DType::kBF16, DType::kF32}};
+
+void CheckCase(const char* impl, const GemmCase& test, Types types, WriteMode mode) {
+  SCOPED_TRACE(fmt::format("{} {} {}->{} {} seed {}", impl, test.name, Name(types.in),
+                           Name(types.out), mode == WriteMode::kWrite ? "write" : "accumulate",
+                           testing::TestSeed()));
+  const Tensor a = testing::Normal(Stored(test.m, test.k, test.trans_a), types.in, "a");
+  const Tensor b = testing::Normal(Stored(test.k, test.n, test.trans_b), types.in, "b");
+  const bool accumulate = mode == WriteMode::kAccumulate;
+  const Tensor start = accumulate ? testing::Normal({test.m, test.n}, types.out, "c")
+                                  : Tensor::Zeros({test.m, test.n}, types.out);
+  const Strided sa(a), sb(b), c({test.m, test.n}, types.out);
+  if (accumulate) c.Assign(start);
+  Gemm(Context().WithImpl(impl), sa.view, test.trans_a, sb.view, test.trans_b, {c.view, mode});
+  EXPECT_TRUE(c.SurroundingsUntouched());
+
+  const Tensor expected = Exact(test, a, b, start);
+  const Tensor abs_sum = Exact(test, Absolute(a), Absolute(b), Absolute(start));
+  // The expected value is itself an f64 sum.
+  const DType acc = ComputeType(types.in);
+  EXPECT_TRUE(Agrees(check::Compare("gemm.c", c.Values(), expected, [&](std::int64_t i) {
+    const double sum = ElementAsDouble(abs_sum, i);
+    return check::DotBound(test.k + 1, sum, acc, types.out) +
+           check::DotBound(test.k + 1, sum, DType::kF64, DType::kF64);
+  })));
+}
+
+bool Runs(const GemmImpl& impl, const GemmCase& test, Types types) {
+  return static_cast<bool>(
+      impl.supports({types.in, types.out, test.trans_a, test.trans_b, test.m, test.n, test.k}));
+}
+
+TEST(Gemm, CasesAgreeWithExactProduct) {
+  int checked = 0;
+  for (const GemmImpl& impl : GemmImpls()) {
+    for (const GemmCase& test : kGemmCases) {
+      for (const Types types : kTypes) {
+        if (!Runs(impl, test, types)) continue;
+        CheckCase(impl.name.data(), test, types, WriteMode::kWrite);
+        CheckCase(impl.name.data(), test, types, WriteMode::kAccumulate);
+        ++checked;
+      }
+    }
   }
+  // Both implementations, f32 and two bf16 results in each; f64 in the reference.
+  EXPECT_EQ(checked, static_cast<int>(std::size(kGemmCases)) * 7);
+}
+
+// NaN and Inf of an operand reach exactly the results that use them.
+TEST(Gemm, NanAndInfPropagate) {
+  for (const char* impl : {"cpu", "ref"}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const Tensor a = testing::Normal({20, 24}, DType::kF32, "a");
+      const Tensor b = testing::Normal({18, 24}, DType::kF32, "b");
+      a.data<float>()[3 * 24 + 5] = std::numeric_limits<float>::quiet_NaN();
+      a.data<float>()[7 * 24 + 2] = std::numeric_limits<float>::infinity();
+      const Tensor c = Tensor::Empty({20, 18}, DType::kF32);
+      Gemm(Context().WithImpl(impl), ConvertTo(a, dtype), Transpose::kNo, ConvertTo(b, dtype),
+           Transpose::kYes, Write(c));
+      for (std::int64_t i = 0; i < c.numel(); ++i) {
+        const float v = c.data<float>()[i];
+        EXPECT_EQ(std::isnan(v), i / 18 == 3) << impl << " element " << i;
+        EXPECT_EQ(std::isinf(v), i / 18 == 7) << impl << " element " << i;
+      }
+    }
+  }
+}
+
+// atomics: the same call gives the same bits every time.
+TEST(Gemm, Atomics) {
+  const Tensor a = testing::Normal({300, 200}, DType::kF32, "a");
+  const Tensor b = testing::Normal({130, 200}, DType::kF32, "b");
+  const Tensor first = Tensor::Empty({300, 130}, DType::kF32);
+  Gemm(Context(), a, Transpose::kNo, b, Transpose::kYes, Write(first));
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    const Tensor again = Tensor::Empty({300, 130}, DType::kF32);
+    Gemm(Context(), a, Transpose::kNo, b, Transpose::kYes, Write(again));
+    ASSERT_TRUE(Agrees(check::CompareBitwise("gemm.c", again, first)));
+  }
+}
+
+TEST(Gemm, GradientOfReferenceIsItsOwnProducts) {
+  const Context ctx = Context().WithImpl("ref");
+  const Tensor a = testing::Normal({4, 6}, DType::kF64, "a");
+  const Tensor b = testing::Normal({5, 6}, DType::kF64, "b");
+  const Tensor weight = testing::Normal({4, 5}, DType::kF64, "dc");
+  const auto loss = [&] {
+    const Tensor c = Tensor::Empty({4, 5}, DType::kF64);
+    Gemm(ctx, a, Transpose::kNo, b, Transpose::kYes, Write(c));
+    double sum = 0;
+    for (std::int64_t i = 0; i < c.numel(); ++i) {
+      sum += c.data<double>()[i] * weight.data<double>()[i];
+    }
+    return sum;
+  };
+  const Tensor da = Tensor::Empty({4, 6}, DType::kF64);
+  const Tensor db = Tensor::Empty({5, 6}, DType::kF64);
+  Gemm(ctx, weight, Transpose::kNo, b, Transpose::kNo, Write(da));
+  Gemm(ctx, weight, Transpose::kYes, a, Transpose::kNo, Write(db));
+  EXPECT_TRUE(Agrees(testing::CheckGradient("gemm.da", loss, a, da)));
+  EXPECT_TRUE(Agrees(testing::CheckGradient("gemm.db", loss, b, db)));
+}
+
+template <class F>
+std::string MessageOf(F&& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
+    return e.message();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+TEST(Gemm, ErrorsNameShapesAndDtypes) {
+  const Context ctx;
+  const Tensor a = Tensor::Zeros({3, 4}, DType::kF32);
+  const Tensor b = Tensor::Zeros({5, 6}, DType::kF32);
+  const Tensor c = Tensor::Zeros({3, 6}, DType::kF32);
+  EXPECT_THAT(
+      MessageOf([&] { Gemm(ctx, a, Transpose::kNo, b, Transpose::kNo, Write(c)); }),
+      ::testing::AllOf(::testing::HasSubstr("gemm: shapes"), ::testing::HasSubstr("f32 [3, 4]"),
+                       ::testing::HasSubstr("f32 [5, 6]")));
+  const Tensor b4 = Tensor::Zeros({4, 6}, DType::kBF16);
+  EXPECT_THAT(MessageOf([&] { Gemm(ctx, a, Transpose::kNo, b4, Transpose::kNo, Write(c)); }),
+              ::testing::HasSubstr("dtypes do not fit"));
+  EXPECT_THAT(MessageOf([&] { Gemm(ctx, Tensor(), Transpose::kNo, b4, Transpose::kNo, Write(c)); }),
+              ::testing::HasSubstr("an undefined tensor"));
 }
 
 }  // namespace

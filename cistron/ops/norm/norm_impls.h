@@ -5,6 +5,7 @@
 
 namespace cistron::ops {
 
+RmsNormImpl CpuRmsNorm();
 RmsNormImpl RefRmsNorm();
 
 }  // namespace cistron::ops

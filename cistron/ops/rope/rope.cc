@@ -54,7 +54,7 @@ void Rotate(const Context& ctx, const Tensor& table, const Tensor& positions, st
 }  // namespace
 
 std::span<const RopeImpl> RopeImpls() {
-  static const std::array impls = {RefRope()};
+  static const std::array impls = {CpuRope(), RefRope()};
   return impls;
 }
 

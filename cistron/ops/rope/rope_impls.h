@@ -5,6 +5,7 @@
 
 namespace cistron::ops {
 
+RopeImpl CpuRope();
 RopeImpl RefRope();
 
 }  // namespace cistron::ops

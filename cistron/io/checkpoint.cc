@@ -1,0 +1,211 @@
+#include "cistron/io/checkpoint.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "cistron/base/error.h"
+#include "cistron/io/box.h"
+#include "cistron/io/file.h"
+#include "cistron/io/json.h"
+#include "cistron/io/manifest.h"
+#include "cistron/io/safetensors.h"
+
+namespace cistron::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kManifestFile = "manifest.json";
+// Rank 0's file; other ranks will write theirs beside it.
+constexpr const char* kDataFile = "rank-00000.safetensors";
+
+// Enters the boxes in a manifest, checked, and returns what the data file will hold.
+std::vector<SafetensorsWriter::Spec> Register(std::span<const CheckpointBox> boxes,
+                                              Manifest& manifest) {
+  std::vector<SafetensorsWriter::Spec> specs;
+  for (const CheckpointBox& box : boxes) {
+    CISTRON_CHECK(
+        box.tensor && box.tensor.IsContiguous() && box.tensor.device().type == DeviceType::kCpu,
+        "SaveCheckpoint: {} must be contiguous and in host memory, not {}", Quoted(box.name),
+        Describe(box.tensor));
+    ManifestTensor& tensor = manifest.tensors[box.name];
+    if (tensor.boxes.empty()) {
+      tensor.dtype = box.tensor.dtype();
+      tensor.shape = box.global_shape;
+    }
+    CISTRON_CHECK(tensor.dtype == box.tensor.dtype() && tensor.shape == box.global_shape,
+                  "SaveCheckpoint: boxes of {} disagree: {} of a global {} after {} {}",
+                  Quoted(box.name), Describe(box.tensor), ToString(box.global_shape),
+                  Name(tensor.dtype), ToString(tensor.shape));
+    StoredBox stored;
+    stored.box = {box.start, box.tensor.shape()};
+    stored.file = kDataFile;
+    // Names are unique in a file; the further boxes of a tensor are told apart by their number.
+    stored.key =
+        tensor.boxes.empty() ? box.name : fmt::format("{}#{}", box.name, tensor.boxes.size());
+    stored.checksum = Checksum(box.tensor.raw(), static_cast<std::size_t>(box.tensor.bytes()));
+    specs.push_back({stored.key, box.tensor.dtype(), box.tensor.shape()});
+    tensor.boxes.push_back(std::move(stored));
+  }
+  for (const auto& [name, tensor] : manifest.tensors) {
+    std::vector<Box> stored;
+    for (const StoredBox& box : tensor.boxes) stored.push_back(box.box);
+    const std::string problem = ExplainCover(tensor.shape, stored);
+    CISTRON_CHECK(problem.empty(), "SaveCheckpoint: {}: {}", Quoted(name), problem);
+  }
+  return specs;
+}
+
+}  // namespace
+
+fs::path SaveCheckpoint(const fs::path& root, std::int64_t step,
+                        std::span<const CheckpointBox> boxes, const std::string& state_json) {
+  CISTRON_CHECK(step >= 0, "SaveCheckpoint: step {} is negative", step);
+  Manifest manifest;
+  manifest.step = step;
+  manifest.state_json = state_json;
+  const std::vector<SafetensorsWriter::Spec> specs = Register(boxes, manifest);
+  ToJson(manifest);  // a state that is no JSON is refused before anything is written
+
+  const fs::path path = root / fmt::format("step-{:08}", step);
+  RemoveStaleTemporaries(root);
+  AtomicDirectory directory(path);
+  SafetensorsWriter writer(directory.path() / kDataFile, specs, {});
+  for (const CheckpointBox& box : boxes) writer.Append(box.tensor);
+  writer.Finish();
+  manifest.file_bytes[kDataFile] = fs::file_size(directory.path() / kDataFile);
+  WriteNewFile(directory.path() / kManifestFile, ToJson(manifest));
+  directory.Commit(/*replace=*/true);
+  return path;
+}
+
+struct CheckpointReader::State {
+  fs::path directory;
+  Manifest manifest;
+  std::map<std::string, SafetensorsFile> files;
+  // Boxes whose checksum was found to hold: each is computed once.
+  std::map<const StoredBox*, bool> verified;
+
+  // The bytes of a stored box, its checksum verified.
+  std::span<const std::byte> Verified(const std::string& name, const StoredBox& stored) {
+    const SafetensorsFile& file = files.at(stored.file);
+    const std::span<const std::byte> bytes = file.Bytes(file.At(stored.key));
+    if (!verified[&stored]) {
+      if (Checksum(bytes.data(), bytes.size()) != stored.checksum) {
+        CISTRON_THROW(kBadInput,
+                      "{}: the checksum of {} {} does not hold; the file is damaged, use "
+                      "another checkpoint",
+                      file.path().string(), Quoted(name), ToString(stored.box));
+      }
+      verified[&stored] = true;
+    }
+    return bytes;
+  }
+
+  void OpenFiles() {
+    for (const auto& [name, bytes] : manifest.file_bytes) {
+      const auto [it, unused] = files.emplace(name, SafetensorsFile(directory / name));
+      if (it->second.file_bytes() != bytes) {
+        CISTRON_THROW(kBadInput,
+                      "{}: has {} bytes, the manifest says {}; the file is damaged, use "
+                      "another checkpoint",
+                      (directory / name).string(), it->second.file_bytes(), bytes);
+      }
+    }
+    std::size_t boxes = 0, entries = 0;
+    for (const auto& [name, tensor] : manifest.tensors) {
+      for (const StoredBox& stored : tensor.boxes) {
+        const TensorEntry& entry = files.at(stored.file).At(stored.key);
+        if (entry.dtype != tensor.dtype || entry.shape != stored.box.size) {
+          CISTRON_THROW(kBadInput, "{}: {} is {} {}, but the manifest says {} {}",
+                        (directory / stored.file).string(), Quoted(stored.key), Name(entry.dtype),
+                        cistron::ToString(entry.shape), Name(tensor.dtype),
+                        cistron::ToString(stored.box.size));
+        }
+        ++boxes;
+      }
+    }
+    for (const auto& [name, file] : files) entries += file.entries().size();
+    if (boxes != entries) {
+      CISTRON_THROW(kBadInput, "{}: its files hold {} tensors, but the manifest lists {} boxes",
+                    directory.string(), entries, boxes);
+    }
+  }
+};
+
+CheckpointReader::CheckpointReader(const fs::path& directory) : state_(std::make_unique<State>()) {
+  if (!fs::is_directory(directory)) {
+    CISTRON_THROW(kNotFound, "{}: no such checkpoint directory", directory.string());
+  }
+  state_->directory = directory;
+  const fs::path path = directory / kManifestFile;
+  state_->manifest = ParseManifest(ReadFile(path), path.string());
+  state_->OpenFiles();
+}
+
+CheckpointReader::~CheckpointReader() = default;
+CheckpointReader::CheckpointReader(CheckpointReader&&) noexcept = default;
+CheckpointReader& CheckpointReader::operator=(CheckpointReader&&) noexcept = default;
+
+const fs::path& CheckpointReader::directory() const {
+  return state_->directory;
+}
+std::int64_t CheckpointReader::step() const {
+  return state_->manifest.step;
+}
+const std::string& CheckpointReader::state_json() const {
+  return state_->manifest.state_json;
+}
+
+std::vector<std::string> CheckpointReader::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : state_->manifest.tensors) names.push_back(name);
+  return names;
+}
+
+std::optional<CheckpointReader::Info> CheckpointReader::Find(const std::string& name) const {
+  const auto it = state_->manifest.tensors.find(name);
+  if (it == state_->manifest.tensors.end()) return std::nullopt;
+  return Info{it->second.dtype, it->second.shape,
+              static_cast<std::int64_t>(it->second.boxes.size())};
+}
+
+Tensor CheckpointReader::Read(const std::string& name, const Shape& start,
+                              const Shape& size) const {
+  const auto it = state_->manifest.tensors.find(name);
+  if (it == state_->manifest.tensors.end()) {
+    CISTRON_THROW(kNotFound, "{}: holds no {}; it is a checkpoint of another model or layout",
+                  state_->directory.string(), Quoted(name));
+  }
+  const ManifestTensor& tensor = it->second;
+  const Box wanted = {start, size};
+  CISTRON_CHECK(IsInside(wanted, tensor.shape), "CheckpointReader: box {} is not inside {}, {}",
+                ToString(wanted), Quoted(name), cistron::ToString(tensor.shape));
+  Tensor out = Tensor::Empty(size, tensor.dtype);
+  for (const StoredBox& stored : tensor.boxes) {
+    CopyIntersection(stored.box, state_->Verified(name, stored).data(), wanted,
+                     static_cast<std::byte*>(out.raw()), SizeOf(tensor.dtype));
+  }
+  return out;
+}
+
+Tensor CheckpointReader::Read(const std::string& name) const {
+  const std::optional<Info> info = Find(name);
+  if (!info) return Read(name, {}, {});  // reports the name
+  Shape start = info->global_shape;
+  for (int d = 0; d < start.rank(); ++d) start[d] = 0;
+  return Read(name, start, info->global_shape);
+}
+
+std::int64_t CheckpointReader::VerifyAll() const {
+  std::int64_t bytes = 0;
+  for (const auto& [name, tensor] : state_->manifest.tensors) {
+    for (const StoredBox& stored : tensor.boxes) {
+      bytes += static_cast<std::int64_t>(state_->Verified(name, stored).size());
+    }
+  }
+  return bytes;
+}
+
+}  // namespace cistron::io

@@ -1,0 +1,43 @@
+#include "cistron/testing/strided.h"
+
+#include "cistron/testing/poison.h"
+
+namespace cistron::testing {
+namespace {
+
+constexpr std::int64_t kRowBefore = 1, kColBefore = 2, kMoreRows = 2, kMoreCols = 5;
+
+Tensor Inside(const Tensor& whole, const Shape& shape) {
+  return whole.Slice(0, kRowBefore, shape[0]).Slice(1, kColBefore, shape[1]);
+}
+
+}  // namespace
+
+Strided::Strided(const Shape& shape, DType dtype) {
+  whole = Tensor::Empty({shape[0] + kMoreRows, shape[1] + kMoreCols}, dtype);
+  FillPoison(whole);
+  view = Inside(whole, shape);
+}
+
+Strided::Strided(const Tensor& values) : Strided(values.shape(), values.dtype()) {
+  Assign(values);
+}
+
+void Strided::Assign(const Tensor& values) const {
+  for (std::int64_t i = 0; i < values.dim(0); ++i) Convert(values.Select(i), view.Select(i));
+}
+
+Tensor Strided::Values() const {
+  Tensor values = Tensor::Empty(view.shape(), view.dtype());
+  for (std::int64_t i = 0; i < view.dim(0); ++i) Convert(view.Select(i), values.Select(i));
+  return values;
+}
+
+::testing::AssertionResult Strided::UntouchedBeyond(std::int64_t rows) const {
+  const Tensor copy = whole.Clone();
+  const Tensor inside = Inside(copy, view.shape());
+  for (std::int64_t i = 0; i < rows; ++i) FillPoison(inside.Select(i));
+  return IsPoisoned(copy);
+}
+
+}  // namespace cistron::testing
