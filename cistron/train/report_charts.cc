@@ -13,6 +13,8 @@ namespace {
 constexpr std::size_t kMaxPoints = 400;
 // Layers drawn as lines of their own; more are drawn as their mean and range.
 constexpr std::size_t kMaxLayerLines = 6;
+// Cells of all load maps of one width together.
+constexpr std::size_t kMaxCells = 16'000;
 
 bool AnyFinite(const std::vector<double>& values) {
   return std::any_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
@@ -67,11 +69,14 @@ std::vector<ReferenceLine> MarkovLines(const MarkovBaseline& baseline) {
         if (best == nullptr || score.bits_per_base < best->bits_per_base) best = &score;
       }
       if (best == nullptr) continue;
-      const char* kind = smoothing == MarkovSmoothing::kInterpolated ? "interpolated Markov"
-                         : both                                      ? "Markov, both strands"
-                                                                     : "Markov, forward strand";
-      lines.push_back({fmt::format("{}, order {}: {:.4f}", kind, best->order, best->bits_per_base),
-                       best->bits_per_base});
+      const bool interpolated = smoothing == MarkovSmoothing::kInterpolated;
+      const char* strands = both ? "both strands" : "forward strand";
+      lines.push_back(
+          {fmt::format("{}Markov, {}, order {}: {:.4f}", interpolated ? "interpolated " : "",
+                       strands, best->order, best->bits_per_base),
+           best->bits_per_base,
+           fmt::format("{}, k = {}: {:.4f}", interpolated ? "interpolated" : strands, best->order,
+                       best->bits_per_base)});
     }
   }
   return lines;
@@ -266,7 +271,11 @@ std::vector<HeatMap> LoadMaps(const RunRecord& record, int time_bins) {
   for (const StepRecord& step : record.steps) {
     if (!step.expert_load.empty()) steps.push_back(&step);
   }
-  const std::size_t bins = std::min<std::size_t>(steps.size(), static_cast<std::size_t>(time_bins));
+  if (steps.empty()) return {};
+  // Pages of models with many experts stay within a few megabytes.
+  const std::size_t affordable = std::max<std::size_t>(12, kMaxCells / (layers * experts));
+  const std::size_t bins =
+      std::min({steps.size(), static_cast<std::size_t>(time_bins), affordable});
   std::vector<HeatMap> maps;
   for (std::size_t l = 0; l < layers; ++l) {
     HeatMap map;

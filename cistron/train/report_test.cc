@@ -155,8 +155,10 @@ TEST_F(ReportTest, WholeRun) {
 }
 
 TEST_F(ReportTest, ManyExpertsAndLayers) {
-  Write("metrics.jsonl", ExampleMetrics(40, 12, 64));
-  EXPECT_THAT(RenderReport(ReadRunRecord(directory_)), HasSubstr("mean and range of 12 layers"));
+  Write("metrics.jsonl", ExampleMetrics(60, 12, 64));
+  const std::string html = RenderReport(ReadRunRecord(directory_));
+  EXPECT_THAT(html, HasSubstr("mean and range of 12 layers"));
+  EXPECT_LT(html.size(), std::size_t{6} << 20);
 }
 
 TEST_F(ReportTest, BareMetricsGiveAPageThatSaysWhatIsMissing) {

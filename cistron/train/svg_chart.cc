@@ -64,6 +64,7 @@ namespace {
 constexpr double kCharWidth = 6.6;  // of 12 px text, rounded up
 constexpr int kColors = 6;
 constexpr int kHoverBands = 72;
+constexpr int kShortLabelWidth = 420;
 
 double TextWidth(std::string_view text) {
   // Continuation bytes of UTF-8 draw nothing.
@@ -343,6 +344,10 @@ class LineChartDrawing {
           left_, right_, sy(line.y));
     }
   }
+  const std::string& LabelOf(const ReferenceLine& line) const {
+    return size_.width < kShortLabelWidth && !line.short_label.empty() ? line.short_label
+                                                                       : line.label;
+  }
   // At the right end, above their lines, pushed apart where lines lie close.
   void DrawReferenceLabels() {
     const Scale sy = Y();
@@ -356,7 +361,7 @@ class LineChartDrawing {
       const double y = std::min(sy(line->y) - 4, free_above);
       out_ += fmt::format(
           "<text class=\"reference-label\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n",
-          right_ - 4, y, EscapeXml(line->label));
+          right_ - 4, y, EscapeXml(LabelOf(*line)));
       free_above = y - 14;
     }
   }
