@@ -17,6 +17,9 @@ target_compile_options(cistron_flags INTERFACE -Wall -Wextra -Wshadow -Wno-unuse
 # only where the source says so.
 target_compile_options(cistron_flags INTERFACE -ffp-contract=off)
 
+# A program loads only the libraries that it uses: a test of data/ links ops/ and yet not oneDNN.
+add_link_options(-Wl,--as-needed)
+
 set(CISTRON_SANITIZE "" CACHE STRING "Comma-separated sanitizers, e.g. address,undefined")
 if(CISTRON_SANITIZE)
   add_compile_options(-fsanitize=${CISTRON_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)

@@ -1,6 +1,7 @@
 # cmake --install, and find_package(cistron) for those who link the primitives into another trainer.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
+# Archives in an order, and everything that they need, come from the exported targets.
 get_property(modules GLOBAL PROPERTY CISTRON_MODULES)
 install(TARGETS ${modules} EXPORT cistron-targets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}

@@ -1,7 +1,13 @@
 # cistron_module(NAME SOURCES … HEADERS … [PUBLIC deps…] [PRIVATE deps…])
 #   one static library `cistron_<name>` (slashes become underscores), alias `cistron::<name>`.
 # cistron_test(NAME SOURCES … DEPS … [LABELS …] [TIMEOUT s])
-#   one GoogleTest program, registered as one ctest entry of that name.
+#   one GoogleTest program, registered as one ctest entry of that name. The label `threads` marks tests that
+#   ThreadSanitizer runs; they must not link oneDNN.
+
+# What ThreadSanitizer builds (scripts/sanitize.sh).
+add_custom_target(threaded_tests)
+# What scripts/fuzz.sh builds.
+add_custom_target(fuzzers)
 
 function(cistron_module name)
   cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;PUBLIC;PRIVATE" ${ARGN})
@@ -35,7 +41,10 @@ function(cistron_test name)
   endif()
   # Idle OpenMP threads yield: tests share two cores.
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
-                       ENVIRONMENT "OMP_WAIT_POLICY=passive")
+                       ENVIRONMENT "OMP_WAIT_POLICY=passive;ASAN_OPTIONS=allocator_may_return_null=1")
+  if("threads" IN_LIST ARG_LABELS)
+    add_dependencies(threaded_tests ${name})
+  endif()
 endfunction()
 
 # cistron_fuzzer(NAME SOURCE DEPS…): a libFuzzer program, built only with CISTRON_BUILD_FUZZERS.
@@ -47,4 +56,5 @@ function(cistron_fuzzer name source)
   target_link_libraries(${name} PRIVATE ${ARGN} cistron_flags)
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
+  add_dependencies(fuzzers ${name})
 endfunction()

@@ -32,7 +32,7 @@ SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]')
 CUDA = re.compile(r"^(cuda|cublas|cudnn|cute/|cutlass/|nccl|nvtx)")
 # Libraries that only source files may include.
-SOURCE_ONLY = re.compile(r"^(spdlog/|nlohmann/|yaml-cpp/|CLI/|htslib/|oneapi/|hwy/|mpi\.h|omp\.h)")
+SOURCE_ONLY = re.compile(r"^(spdlog/|nlohmann/(?!json_fwd)|yaml-cpp/|CLI/|htslib/|oneapi/|hwy/|mpi\.h|omp\.h)")
 LOG_ONLY = re.compile(r"^spdlog/")
 
 
