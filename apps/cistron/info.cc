@@ -4,6 +4,7 @@
 #include "apps/cistron/commands.h"
 #include "apps/cistron/machine.h"
 #include "cistron/base/env.h"
+#include "cistron/ops/support_matrix.h"
 
 namespace cistron::app {
 namespace {
@@ -14,10 +15,16 @@ class InfoCommand final : public Command {
   std::string summary() const override {
     return "CPU features, threads, libraries and build of this program";
   }
-  std::string footer() const override { return "Example:\n  cistron info"; }
-  void Declare(Options&) override {}
+  std::string footer() const override { return "Examples:\n  cistron info\n  cistron info --ops"; }
+  void Declare(Options& options) override {
+    options.Flag("--ops", ops_, "which implementation runs each op in each precision");
+  }
 
   int Run() override {
+    if (ops_) {
+      fmt::print("{}", ops::FormatSupportMatrix());
+      return kOk;
+    }
     const auto line = [](const std::string& key, const std::string& value) {
       fmt::print("{:<20} {}\n", key, value);
     };
@@ -29,6 +36,9 @@ class InfoCommand final : public Command {
     }
     return kOk;
   }
+
+ private:
+  bool ops_ = false;
 };
 
 }  // namespace

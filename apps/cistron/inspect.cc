@@ -1,11 +1,13 @@
 // cistron inspect: what is in a checkpoint, a model directory or a safetensors file.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "apps/cistron/commands.h"
 #include "cistron/base/error.h"
 #include "cistron/io/checkpoint.h"
+#include "cistron/io/manifest.h"
 #include "cistron/io/safetensors.h"
 #include "cistron/train/model_source.h"
 
@@ -14,9 +16,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void Line(const std::string& name, const std::string& dtype, const std::string& shape,
-          const std::string& checksum) {
-  fmt::print("{:<62} {:<5} {:<20} {}\n", name, dtype, shape, checksum);
+void Line(const std::string& name, DType dtype, const Shape& shape, const void* data,
+          std::size_t bytes) {
+  fmt::print("{:<62} {:<5} {:<20} {:016x}\n", name, Name(dtype), ToString(shape),
+             io::Checksum(data, bytes));
 }
 
 void InspectFile(const fs::path& path) {
@@ -25,8 +28,8 @@ void InspectFile(const fs::path& path) {
   for (const auto& [key, value] : file.metadata()) fmt::print("metadata {}: {}\n", key, value);
   std::int64_t elements = 0;
   for (const io::TensorEntry& entry : file.entries()) {
-    Line(entry.name, std::string(Name(entry.dtype)), ToString(entry.shape),
-         io::Checksum(file.Bytes(entry)));
+    const auto bytes = file.Bytes(entry);
+    Line(entry.name, entry.dtype, entry.shape, bytes.data(), bytes.size());
     elements += entry.shape.numel();
   }
   fmt::print("{} tensors, {} elements\n", file.entries().size(), elements);
@@ -48,9 +51,8 @@ void InspectCheckpoint(const fs::path& path) {
   for (const std::string& name : reader.names()) {
     const auto info = reader.Find(name);
     const Tensor tensor = reader.Read(name);  // verifies the stored checksums
-    Line(name, std::string(Name(info->dtype)), ToString(info->global_shape),
-         io::Checksum({static_cast<const std::byte*>(tensor.raw()),
-                       static_cast<std::size_t>(tensor.bytes())}));
+    Line(name, info->dtype, info->global_shape, tensor.raw(),
+         static_cast<std::size_t>(tensor.bytes()));
   }
   fmt::print("{} tensors; all stored checksums hold\n", reader.names().size());
 }

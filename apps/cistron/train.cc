@@ -1,6 +1,7 @@
 // cistron train: a run from a configuration, or its continuation.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstdio>
 
 #include "apps/cistron/commands.h"

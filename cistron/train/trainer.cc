@@ -244,7 +244,10 @@ class Trainer {
   HeldoutMetrics EvaluateFinal() {
     const bool protein = config_.data.alphabet == data::Alphabet::kProtein;
     const bool rna = config_.data.alphabet == data::Alphabet::kRna;
-    if (config_.data.alphabet == data::Alphabet::kBytes) return EvaluateHeldout(0, {});
+    if (config_.data.alphabet == data::Alphabet::kBytes) {
+      final_heldout_ = EvaluateHeldout(0, {});
+      return *final_heldout_;
+    }
     ExpertBaseCounts counts(protein ? "ACDEFGHIKLMNPQRSTVWY"
                             : rna   ? "ACGU"
                                     : "ACGT",
