@@ -1,22 +1,73 @@
-// SwiGLU on the CPU.
+// SwiGLU on the CPU: vector kernels over chunks of rows.
+#include "cistron/base/threads.h"
 #include "cistron/ops/activation/activation_impls.h"
+#include "cistron/ops/activation/swiglu_rows.h"
 
 namespace cistron::ops::internal {
+namespace {
+
+constexpr std::int64_t kGrain = 1 << 13;  // elements a thread takes at least
+
+// Calls f with a tag of the element type.
+template <class F>
+void Dispatch(DType dtype, F&& f) {
+  if (dtype == DType::kBF16) {
+    f(TypeTag<bf16>{});
+  } else {
+    f(TypeTag<float>{});
+  }
+}
+
+bool Accumulates(const Output& out) {
+  return out && out.mode == WriteMode::kAccumulate;
+}
+
+}  // namespace
 
 Support SwiGluCpuSupports(const SwiGluProblem& p) {
   if (p.dtype == DType::kF32 || p.dtype == DType::kBF16) return Support::Yes();
-  return Support::No(fmt::format("dtype {}", Name(p.dtype)));
+  return Support::No(fmt::format("dtype {} is not one of f32, bf16", Name(p.dtype)));
 }
 
-void SwiGluForwardCpu(const Context& ctx, std::int64_t rows, const Tensor& x,
-                      const Tensor& row_scale, const Output& y) {
-  SwiGluForwardRef(ctx, rows, x, row_scale, y);
+void SwiGluForwardCpu(const Context&, std::int64_t rows, const Tensor& x, const Tensor& row_scale,
+                      const Output& y) {
+  Dispatch(x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const std::int64_t width = y.tensor.dim(1);
+    const SwiGluForwardArgs<T> args{
+        x.data<T>(),        x.stride(0),        row_scale ? row_scale.data<float>() : nullptr,
+        y.tensor.data<T>(), y.tensor.stride(0), width,
+        Accumulates(y)};
+    ParallelChunks(rows, 1 + kGrain / (width + 1), [&](std::int64_t begin, std::int64_t end, int) {
+      SwiGluForwardRows(args, begin, end);
+    });
+  });
 }
 
-void SwiGluBackwardCpu(const Context& ctx, std::int64_t rows, const Tensor& dy, const Tensor& x,
+void SwiGluBackwardCpu(const Context&, std::int64_t rows, const Tensor& dy, const Tensor& x,
                        const Tensor& row_scale, const Output& dx, const Output& dscale,
                        const Output& y_out) {
-  SwiGluBackwardRef(ctx, rows, dy, x, row_scale, dx, dscale, y_out);
+  Dispatch(x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const std::int64_t width = dy.dim(1);
+    const SwiGluBackwardArgs<T> args{dy.data<T>(),
+                                     x.data<T>(),
+                                     dy.stride(0),
+                                     x.stride(0),
+                                     row_scale ? row_scale.data<float>() : nullptr,
+                                     dx.tensor.data<T>(),
+                                     dx.tensor.stride(0),
+                                     dscale ? dscale.tensor.data<float>() : nullptr,
+                                     y_out ? y_out.tensor.data<T>() : nullptr,
+                                     y_out ? y_out.tensor.stride(0) : 0,
+                                     width,
+                                     Accumulates(dx),
+                                     Accumulates(dscale),
+                                     Accumulates(y_out)};
+    ParallelChunks(rows, 1 + kGrain / (width + 1), [&](std::int64_t begin, std::int64_t end, int) {
+      SwiGluBackwardRows(args, begin, end);
+    });
+  });
 }
 
 }  // namespace cistron::ops::internal

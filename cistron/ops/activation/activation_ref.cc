@@ -13,9 +13,11 @@ void Store(T& out, Compute<T> value, WriteMode mode) {
   out = static_cast<T>(value);
 }
 
+// Through exp(−|a|), which does not overflow and loses nothing of a small σ.
 template <class C>
 C Sigmoid(C a) {
-  return C(1) / (C(1) + std::exp(-a));
+  const C e = std::exp(-std::abs(a));
+  return (a < 0 ? e : C(1)) / (C(1) + e);
 }
 
 template <class T>
