@@ -169,7 +169,7 @@ class CheckpointCrash : public ::testing::Test {
   fs::path root_;
 };
 
-// A save of a new step, one that replaces a step, and pruning: killed at every call.
+// A save that replaces the only checkpoint, one of a new step, and pruning: killed at every call.
 TEST_F(CheckpointCrash, SaveHalfWritten) {
   long n = 1;
   for (;; ++n) {
@@ -178,7 +178,7 @@ TEST_F(CheckpointCrash, SaveHalfWritten) {
     const int result = InChild([&] {
       fault = Fault::kKill;
       fault_at = n;
-      Save(root_, 2);
+      Save(root_, 1);  // the only one there is
       Save(root_, 2);
       PruneCheckpoints(root_, 1);
     });

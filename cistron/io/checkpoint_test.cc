@@ -289,6 +289,7 @@ TEST_F(Checkpoint, PruningKeepsTheNewestGood) {
   FlipByte(root_ / "step-00000003/rank-00000.safetensors", 300);
   PruneCheckpoints(root_, 1);
   // 5 is damaged and newer than any good one, 4 is the newest good one.
+  ASSERT_TRUE(NewestGoodCheckpoint(root_));
   EXPECT_EQ(NewestGoodCheckpoint(root_)->filename(), "step-00000004");
   EXPECT_FALSE(fs::exists(root_ / "step-00000003"));
   EXPECT_TRUE(fs::exists(root_ / "step-00000005"));

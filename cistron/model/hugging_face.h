@@ -41,8 +41,8 @@ struct ExportOptions {
   ExpertLayout layout = ExpertLayout::kPublished;
   DType dtype = DType::kF32;  // f32, bf16 or f16
   std::int64_t max_shard_bytes = std::int64_t{5} << 30;
-  // The byte tokenizer's files (tokenizer_files.h); left out, with a warning, for a vocabulary of
-  // fewer than 128 tokens, which cannot be ours.
+  // The byte tokenizer's files (tokenizer_files.h); left out, with a warning, where the size of the
+  // vocabulary says that another tokenizer made it.
   bool write_tokenizer = true;
   // When not empty: a model directory whose own tokenizer files are copied instead.
   std::filesystem::path tokenizer_from = {};

@@ -153,11 +153,12 @@ void SaveHuggingFace(const fs::path& directory, const MixtralConfig& config,
   if (!options.tokenizer_from.empty()) {
     CopyTokenizer(options.tokenizer_from, out.path());
   } else if (options.write_tokenizer) {
-    if (config.vocab_size >= kSmallestTokenizer) {
+    if (config.vocab_size >= kSmallestVocabulary && config.vocab_size <= kLargestVocabulary) {
       WriteTokenizerFiles(out.path(), config);
     } else {
-      LogWarning("{}: no tokenizer files, since a vocabulary of {} has no byte tokenizer",
-                 directory.string(), config.vocab_size);
+      LogWarning(
+          "{}: no tokenizer files, since a vocabulary of {} is not that of the byte tokenizer",
+          directory.string(), config.vocab_size);
     }
   }
   out.Commit(options.overwrite);

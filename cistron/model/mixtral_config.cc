@@ -10,13 +10,15 @@ namespace {
 
 // No dimension of a real model comes near; products of two of them stay within 64 bits.
 constexpr std::int64_t kLargestDimension = std::int64_t{1} << 31;
+// Lists of parameters are made by layer and expert: no config may ask for billions of them.
+constexpr std::int64_t kLargestCount = 100'000;
 // More parameters than any memory holds; keeps every count below 2^63.
 constexpr double kMostParameters = 1e15;
 
-void CheckDimension(const char* field, std::int64_t value) {
-  CISTRON_CHECK(value >= 1 && value <= kLargestDimension,
-                "Mixtral config: {} is {}; it must be between 1 and {}", field, value,
-                kLargestDimension);
+void CheckDimension(const char* field, std::int64_t value,
+                    std::int64_t largest = kLargestDimension) {
+  CISTRON_CHECK(value >= 1 && value <= largest,
+                "Mixtral config: {} is {}; it must be between 1 and {}", field, value, largest);
 }
 
 void CheckTokenId(const char* field, const std::optional<std::int64_t>& id, std::int64_t vocab) {
@@ -51,10 +53,10 @@ void Validate(const MixtralConfig& c) {
   CheckDimension("vocab_size", c.vocab_size);
   CheckDimension("hidden_size", c.hidden_size);
   CheckDimension("intermediate_size", c.intermediate_size);
-  CheckDimension("num_hidden_layers", c.num_hidden_layers);
+  CheckDimension("num_hidden_layers", c.num_hidden_layers, kLargestCount);
   CheckDimension("num_attention_heads", c.num_attention_heads);
   CheckDimension("num_key_value_heads", c.num_key_value_heads);
-  CheckDimension("num_local_experts", c.num_local_experts);
+  CheckDimension("num_local_experts", c.num_local_experts, kLargestCount);
   CheckDimension("num_experts_per_tok", c.num_experts_per_tok);
   CheckDimension("max_position_embeddings", c.max_position_embeddings);
   CISTRON_CHECK(

@@ -15,8 +15,10 @@
 
 namespace cistron::model {
 
-// A model with fewer tokens has no use for a tokenizer of ASCII.
-inline constexpr std::int64_t kSmallestTokenizer = 128;
+// With fewer tokens a model has no use for a tokenizer of ASCII; a larger vocabulary is that of
+// another tokenizer (256, rounded up for the hardware, is ours).
+inline constexpr std::int64_t kSmallestVocabulary = 128;
+inline constexpr std::int64_t kLargestVocabulary = 1024;
 
 // generation_config.json as save_pretrained derives it from the model's config.
 std::string GenerationConfigJson(const MixtralConfig& config);
