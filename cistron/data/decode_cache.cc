@@ -22,6 +22,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::size_t kBlock = std::size_t{1} << 18;
+constexpr std::int64_t kWriteBack = 32 << 20;
 constexpr std::int64_t kKeyBytes = 64 << 10;
 // Compressed files above this take seconds to decode: say so.
 constexpr std::uintmax_t kAnnounceBytes = 32 << 20;
@@ -83,7 +84,7 @@ void Inflate(int in, const fs::path& gzip, int out, const fs::path& target, std:
     ~Stream() { inflateEnd(this); }
   } z;
   std::vector<unsigned char> compressed(kBlock), decoded(kBlock);
-  std::int64_t offset = 0, total = 0;
+  std::int64_t offset = 0, total = 0, started = 0;
   bool inside = true;  // in a member: the end of the file there means truncation
   for (;;) {
     const ssize_t n = ::pread(in, compressed.data(), compressed.size(), offset);
@@ -122,6 +123,11 @@ void Inflate(int in, const fs::path& gzip, int out, const fs::path& target, std:
             gzip.string(), limit);
       }
       WriteAll(out, target, reinterpret_cast<const char*>(decoded.data()), size);
+      if (total - started > kWriteBack) {
+        // The disk works while we decode; only the last fsync waits for it.
+        ::sync_file_range(out, started, total - started, SYNC_FILE_RANGE_WRITE);
+        started = total;
+      }
       if (result == Z_STREAM_END) inside = false;
     } while (z.avail_in > 0 || z.avail_out == 0);
   }
