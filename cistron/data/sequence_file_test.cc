@@ -129,7 +129,7 @@ TEST(Fasta, RandomAccessEqualsWhatWasWritten) {
     }
     const SequenceRules rules = Rules(Alphabet::kDna, tags ? "|" : "");
     const SequenceFile file = Parse(text, rules, 777);
-    for (int i = 0; i < 400; ++i) {
+    for (int i = 0; i < 2000; ++i) {
       const std::size_t r = below(3);
       const std::size_t begin = below(bases[r].size());
       const std::size_t count = below(std::min<std::size_t>(bases[r].size() - begin, 5000) + 1);
