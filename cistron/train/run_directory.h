@@ -23,7 +23,7 @@ struct RunPaths {
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
   std::filesystem::path final_model() const { return root / "final"; }
-  std::filesystem::path summary() const { return root / "final.json"; }
+  std::filesystem::path results() const { return root / "final.json"; }
   std::filesystem::path expert_bases() const { return root / "expert_bases.json"; }
   std::filesystem::path baseline() const { return root / "baseline.json"; }
   std::filesystem::path machine() const { return root / "machine.json"; }

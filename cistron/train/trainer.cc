@@ -108,14 +108,14 @@ class Trainer {
     const RunPaths& paths = directory_->paths();
     const std::int64_t total = config_.train.steps;
     TrainOutcome outcome{paths, optimizer_.step(), false, std::nullopt};
-    if (const auto summary = ReadSummary(paths.summary())) {
+    if (const auto summary = ReadSummary(paths.results())) {
       if (summary->steps == total && outcome.steps == total) {
         Print("this run is complete; nothing was done");
         outcome.finished = true;
         outcome.heldout = summary->heldout;
         return outcome;
       }
-      fs::remove(paths.summary());
+      fs::remove(paths.results());
     }
     if (!RunSteps(outcome)) return outcome;
     Finish(outcome);
@@ -287,7 +287,7 @@ class Trainer {
     for (const StepMetrics& m : ReadMetrics(paths.metrics())) {
       summary.train_seconds += m.step_ms / 1e3;
     }
-    WriteSummary(paths.summary(), summary);
+    WriteSummary(paths.results(), summary);
     outcome.finished = true;
     outcome.heldout = summary.heldout;
   }

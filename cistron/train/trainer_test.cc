@@ -1,0 +1,338 @@
+// Whole runs of a tiny model: resuming, accumulation, warm starts, refusals.
+#include "cistron/train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cistron/base/error.h"
+#include "cistron/check/compare.h"
+#include "cistron/model/hugging_face.h"
+#include "cistron/train/model_source.h"
+#include "cistron/train/tiny_run.h"
+
+namespace cistron::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+template <class F>
+std::string ErrorOf(F&& f, ErrorCode code) {
+  try {
+    f();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.message();
+    return error.message();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+// Every tensor and the state of two checkpoints, bit for bit.
+void ExpectSameCheckpoint(const io::CheckpointReader& got, const io::CheckpointReader& expected) {
+  EXPECT_EQ(got.step(), expected.step());
+  ASSERT_EQ(got.names(), expected.names());
+  for (const std::string& name : expected.names()) {
+    const auto same = check::CompareBitwise(name, got.Read(name), expected.Read(name));
+    EXPECT_TRUE(same) << same.message;
+  }
+}
+
+// What the run computed, step by step; times and memory are not part of it.
+void ExpectSameMetrics(const std::vector<StepMetrics>& got,
+                       const std::vector<StepMetrics>& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_EQ(got[i].step, expected[i].step);
+    EXPECT_EQ(got[i].loss, expected[i].loss);
+    EXPECT_EQ(got[i].aux_loss, expected[i].aux_loss);
+    EXPECT_EQ(got[i].grad_norm, expected[i].grad_norm);
+    EXPECT_EQ(got[i].lr, expected[i].lr);
+    EXPECT_EQ(got[i].expert_load, expected[i].expert_load);
+    ASSERT_EQ(got[i].heldout.has_value(), expected[i].heldout.has_value());
+    if (got[i].heldout) {
+      EXPECT_EQ(got[i].heldout->loss, expected[i].heldout->loss);
+      EXPECT_EQ(got[i].heldout->bases, expected[i].heldout->bases);
+    }
+  }
+}
+
+void ResumeAtEveryStep(const std::string& precision) {
+  TinyRun tiny("resume-" + precision);
+  const std::vector<std::string> keys = {"precision=" + precision};
+  ASSERT_TRUE(tiny.Train("whole", keys).finished);
+  const auto expected = tiny.Metrics("whole");
+  ASSERT_EQ(expected.size(), 10u);
+  for (int stop = 1; stop < 10; ++stop) {
+    SCOPED_TRACE(stop);
+    const std::string run = fmt::format("stopped{}", stop);
+    const TrainOutcome outcome = tiny.Train(run, keys, stop);
+    EXPECT_FALSE(outcome.finished);
+    EXPECT_EQ(outcome.steps, stop);
+    EXPECT_THAT(tiny.printed(), HasSubstr("as asked"));
+    ASSERT_TRUE(tiny.Train(run, keys).finished);
+    ExpectSameMetrics(tiny.Metrics(run), expected);
+    ExpectSameCheckpoint(tiny.Newest(run), tiny.Newest("whole"));
+  }
+}
+TEST(Resume, EqualsAnUninterruptedRunAtEveryStepFp32) {
+  ResumeAtEveryStep("fp32");
+}
+TEST(Resume, EqualsAnUninterruptedRunAtEveryStepBf16) {
+  ResumeAtEveryStep("bf16");
+}
+
+// TRAPS stream-restarts: the data position is state. Without it the second half would read the
+// first batches again, whose losses are known.
+TEST(Resume, StreamRestarts) {
+  TinyRun tiny("stream");
+  const std::vector<std::string> frozen = {"optim.lr=0"};  // losses tell the batches apart
+  tiny.Train("whole", frozen);
+  const auto whole = tiny.Metrics("whole");
+  EXPECT_NE(whole[0].loss, whole[5].loss);
+  tiny.Train("stopped", frozen, 5);
+  tiny.Train("stopped", frozen);
+  EXPECT_EQ(tiny.Metrics("stopped")[5].loss, whole[5].loss);
+}
+
+// A process that was killed leaves metrics beyond its last checkpoint, and half a line.
+TEST(Resume, MetricsHoldNoStepTwice) {
+  TinyRun tiny("metrics");
+  tiny.Train("whole");
+  tiny.Train("killed", {}, 4);
+  const RunPaths killed{tiny.path("killed")};
+  std::filesystem::remove_all(killed.checkpoints() / "step-00000004");  // step 3 is the newest now
+  std::ofstream(killed.metrics(), std::ios::app) << "{\"step\": 5, \"lo";
+  tiny.Train("killed");
+  ExpectSameMetrics(tiny.Metrics("killed"), tiny.Metrics("whole"));
+}
+
+TEST(Resume, AFinishedRunIsLeftAlone) {
+  TinyRun tiny("finished");
+  const auto first = tiny.Train("run");
+  const auto again = tiny.Train("run");
+  EXPECT_THAT(tiny.printed(), HasSubstr("complete; nothing was done"));
+  EXPECT_TRUE(again.finished);
+  EXPECT_EQ(again.heldout->loss, first.heldout->loss);
+}
+
+TEST(Resume, KilledBeforeItsEndIsFinished) {
+  TinyRun tiny("unfinished");
+  tiny.Train("run");
+  const RunPaths run{tiny.path("run")};
+  std::filesystem::remove(run.results());
+  std::filesystem::remove_all(run.final_model());
+  ASSERT_TRUE(tiny.Train("run").finished);
+  EXPECT_TRUE(std::filesystem::exists(run.final_model() / "config.json"));
+  EXPECT_TRUE(ReadSummary(run.results())->heldout);
+}
+
+TEST(Resume, ADamagedCheckpointIsPassedOver) {
+  TinyRun tiny("damaged");
+  tiny.Train("whole");
+  tiny.Train("run", {}, 7);
+  const auto newest = RunPaths{tiny.path("run")}.checkpoints() / "step-00000007";
+  for (const auto& file : std::filesystem::directory_iterator(newest)) {
+    if (file.path().extension() != ".safetensors") continue;
+    std::fstream f(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+    f.seekg(-8, std::ios::end);
+    const char flipped = static_cast<char>(f.get() ^ 1);
+    f.seekp(-8, std::ios::end);
+    f.put(flipped);
+  }
+  tiny.Train("run");
+  EXPECT_THAT(tiny.printed(), HasSubstr("step-00000006"));
+  ExpectSameCheckpoint(tiny.Newest("run"), tiny.Newest("whole"));
+}
+
+TEST(Resume, ChangedDataIsNoticed) {
+  TinyRun tiny("changed");
+  tiny.Train("run", {}, 5);
+  std::ofstream(tiny.path("tiny.fa"), std::ios::app) << "ACGTACGTAC\n";
+  EXPECT_THAT(ErrorOf([&] { tiny.Train("run"); }, ErrorCode::kBadInput), HasSubstr("data.train"));
+  EXPECT_TRUE(tiny.Train("run", {"run.on_exists=resume"}).finished);
+}
+
+// Loss and gradient of a batch do not depend on how it is cut, when no statistic of the auxiliary
+// loss spans the cut. The bound: each gradient is a sum in fp32, in another order.
+void AccumulationEqualsOneBatch(const std::vector<std::string>& keys) {
+  TinyRun tiny("accumulation");
+  auto split = keys;
+  split.push_back("batch.micro_tokens=32");
+  tiny.Train("whole", keys);
+  tiny.Train("split", split);
+  const auto whole = tiny.Metrics("whole"), parts = tiny.Metrics("split");
+  ASSERT_EQ(whole.size(), parts.size());
+  EXPECT_NEAR(parts[0].loss, whole[0].loss, 1e-6 * whole[0].loss);
+  EXPECT_NEAR(parts[0].aux_loss, whole[0].aux_loss, 1e-6 * whole[0].aux_loss);
+  EXPECT_NEAR(parts[0].grad_norm, whole[0].grad_norm, 1e-5 * whole[0].grad_norm);
+  // Later steps also carry what AdamW makes of those roundings.
+  EXPECT_NEAR(parts[9].loss, whole[9].loss, 1e-3 * whole[9].loss);
+}
+TEST(Accumulation, EqualsOneBatchWithoutAuxiliaryLoss) {
+  AccumulationEqualsOneBatch({"model.output_router_logits=false", "aux_scope=sequence"});
+}
+TEST(Accumulation, EqualsOneBatchWithSequenceScope) {
+  AccumulationEqualsOneBatch({"model.router_aux_loss_coef=1", "aux_scope=sequence"});
+}
+
+// TRAPS aux-loss-absent: whether it is trained is said, and it is logged apart.
+TEST(AuxiliaryLoss, AuxLossAbsent) {
+  TinyRun tiny("aux");
+  tiny.Train("with", {"model.router_aux_loss_coef=1"});
+  EXPECT_THAT(tiny.printed(), HasSubstr("part of the training loss; metrics show it apart"));
+  tiny.Train("without", {"model.output_router_logits=false"});
+  EXPECT_THAT(tiny.printed(), HasSubstr("auxiliary loss: not part of the training loss"));
+  const auto with = tiny.Metrics("with"), without = tiny.Metrics("without");
+  EXPECT_EQ(with[0].loss, without[0].loss);  // the cross-entropy alone, whatever is trained
+  EXPECT_GE(with[0].aux_loss, 1.0);
+  EXPECT_NE(with[0].grad_norm, without[0].grad_norm);
+}
+
+TEST(WarmStart, FromHuggingFaceDirectoryAndFromCheckpointAreTheSame) {
+  TinyRun tiny("warm");
+  const TrainOutcome first = tiny.Train("first");
+  const std::string final_model = first.paths.final_model().string();
+  const std::string checkpoint = (first.paths.checkpoints() / "step-00000010").string();
+  // The preset's hidden size differs: the weights decide.
+  tiny.Train("from_hf", {"init.from=" + final_model, "optim.lr=0"});
+  tiny.Train("from_checkpoint", {"init.from=" + checkpoint, "optim.lr=0"});
+  for (const char* run : {"from_hf", "from_checkpoint"}) {
+    SCOPED_TRACE(run);
+    const auto got = tiny.Newest(run), expected = tiny.Newest("first");
+    for (const std::string& name : expected.names()) {
+      if (!name.starts_with("weight/")) continue;
+      const auto same = check::CompareBitwise(name, got.Read(name), expected.Read(name));
+      EXPECT_TRUE(same) << same.message;
+    }
+  }
+  EXPECT_LT(tiny.Metrics("from_hf")[0].loss, tiny.Metrics("first")[0].loss);
+}
+
+TEST(WarmStart, TheArchitectureComesWithTheWeights) {
+  TinyRun tiny("architecture");
+  const std::string source = tiny.Train("first").paths.final_model().string();
+  LoadedConfig loaded = ParseRunConfig("model:\n  hidden_size: 64\n", "preset.yaml",
+                                       {"init.from=" + source, "model.router_aux_loss_coef=0.5"});
+  ResolveInit(loaded);
+  EXPECT_EQ(loaded.config.model.hidden_size, 16);
+  EXPECT_EQ(loaded.config.model.router_aux_loss_coef, 0.5);
+  LoadedConfig conflict = ParseRunConfig("", "", {"init.from=" + source, "model.hidden_size=64"});
+  EXPECT_THAT(ErrorOf([&] { ResolveInit(conflict); }, ErrorCode::kBadInput),
+              AllOf(HasSubstr("model.hidden_size"), HasSubstr("64"), HasSubstr("16")));
+}
+
+TEST(OnExists, FailRefusesAndNewKeepsTheOldRun) {
+  TinyRun tiny("exists");
+  tiny.Train("run");
+  EXPECT_THAT(
+      ErrorOf([&] { tiny.Train("run", {"run.on_exists=fail"}); }, ErrorCode::kAlreadyExists),
+      HasSubstr("run.on_exists=fail"));
+  ASSERT_TRUE(tiny.Train("run", {"run.on_exists=new", "seed=5"}).finished);
+  EXPECT_THAT(tiny.printed(), HasSubstr("run.1"));
+  EXPECT_EQ(tiny.Metrics("run.1").size(), 10u);
+  EXPECT_NE(tiny.Metrics("run.1")[0].loss, tiny.Metrics("run")[0].loss);
+}
+
+TEST(OnExists, AutoShowsTheKeysThatDiffer) {
+  TinyRun tiny("auto");
+  tiny.Train("run", {}, 4);
+  EXPECT_THAT(ErrorOf(
+                  [&] {
+                    tiny.Train("run", {"optim.lr=0.5", "seed=9"});
+                  },
+                  ErrorCode::kAlreadyExists),
+              AllOf(HasSubstr("optim.lr: 0.01 in the saved run, 0.5 now"), HasSubstr("seed")));
+  // Keys that decide nothing may differ.
+  EXPECT_TRUE(tiny.Train("run", {"checkpoint.keep=1", "log.every=1"}).finished);
+}
+
+TEST(OnExists, ResumeMayTuneButNotChangeWhatTheStateMeans) {
+  TinyRun tiny("tune");
+  tiny.Train("run", {}, 4);
+  EXPECT_THAT(ErrorOf(
+                  [&] {
+                    tiny.Train("run", {"run.on_exists=resume", "model.hidden_size=32"});
+                  },
+                  ErrorCode::kAlreadyExists),
+              HasSubstr("model.hidden_size"));
+  ASSERT_TRUE(tiny.Train("run", {"run.on_exists=resume", "train.steps=12"}).finished);
+  EXPECT_THAT(tiny.printed(), HasSubstr("train.steps: 10 in the saved run, 12 now"));
+  EXPECT_EQ(tiny.Metrics("run").size(), 12u);
+}
+
+TEST(OnExists, AFolderOfSomethingElseIsRefused) {
+  TinyRun tiny("other");
+  std::filesystem::create_directories(tiny.path("letters"));
+  std::ofstream(tiny.path("letters") / "thesis.txt") << "do not lose me\n";
+  EXPECT_THAT(
+      ErrorOf([&] { tiny.Train("letters", {"run.on_exists=new"}); }, ErrorCode::kAlreadyExists),
+      HasSubstr("not a run"));
+  EXPECT_TRUE(std::filesystem::exists(tiny.path("letters") / "thesis.txt"));
+  EXPECT_THAT(ErrorOf([&] { tiny.Train("tiny.fa"); }, ErrorCode::kAlreadyExists),
+              HasSubstr("not a directory"));
+}
+
+TEST(NonFinite, StopsBeforeTheUpdateAndKeepsTheLastGoodCheckpoint) {
+  TinyRun tiny("blowup");
+  tiny.Train("run", {}, 4);  // checkpoints 3 and 4
+  // The rate of update 5 throws the weights far away; the loss of step 6 is not finite.
+  const std::string message = ErrorOf(
+      [&] {
+        tiny.Train("run", {"run.on_exists=resume", "optim.lr=1e30", "optim.floor_ratio=1"});
+      },
+      ErrorCode::kNumericalFailure);
+  EXPECT_THAT(message, AllOf(HasSubstr("step 6"), HasSubstr("layer")));
+  EXPECT_EQ(tiny.Newest("run").step(), 4);
+  EXPECT_EQ(tiny.Metrics("run").size(), 5u);
+}
+
+TEST(NonFinite, NamesTheLayerWhereItBegins) {
+  TinyRun tiny("nan");
+  const TrainOutcome first = tiny.Train("first");
+  model::HuggingFaceModel m = model::LoadHuggingFace(first.paths.final_model());
+  for (const io::NamedTensor& t : m.tensors) {
+    if (t.name == "model.layers.1.mlp.gate.weight") t.tensor.span<float>()[3] = NAN;
+  }
+  model::SaveHuggingFace(tiny.path("poisoned"), m.config, m.tensors, {});
+  const std::string message =
+      ErrorOf([&] { tiny.Train("second", {"init.from=" + tiny.path("poisoned").string()}); },
+              ErrorCode::kNumericalFailure);
+  EXPECT_THAT(message, AllOf(HasSubstr("step 1"), HasSubstr("layer 1"), Not(HasSubstr("layer 0"))));
+  EXPECT_FALSE(io::NewestGoodCheckpoint(RunPaths{tiny.path("second")}.checkpoints()));
+}
+
+TEST(BadInput, NothingIsWrittenBeforeEverythingIsChecked) {
+  TinyRun tiny("early");
+  const std::vector<std::vector<std::string>> cases = {
+      {"batch.global_tokens=1e6"},
+      {"data.train=/nonexistent.fa"},
+      {"data.alphabet=protein", "data.seq_len=4096"},
+      {"model.num_experts_per_tok=5"},
+      {"data.split.train_fraction=0.99999"},
+  };
+  for (const auto& keys : cases) {
+    SCOPED_TRACE(keys[0]);
+    EXPECT_THROW(tiny.Train("never", keys), Error);
+    EXPECT_FALSE(std::filesystem::exists(tiny.path("never")));
+  }
+}
+
+TEST(FinalModel, EqualsTheLastCheckpointBitwise) {
+  TinyRun tiny("final");
+  const TrainOutcome outcome = tiny.Train("run");
+  const auto exported = model::LoadHuggingFace(outcome.paths.final_model());
+  const auto checkpoint = tiny.Newest("run");
+  ASSERT_FALSE(exported.tensors.empty());
+  for (const io::NamedTensor& t : exported.tensors) {
+    const auto same = check::CompareBitwise(t.name, t.tensor, checkpoint.Read("weight/" + t.name));
+    EXPECT_TRUE(same) << same.message;
+  }
+}
+
+}  // namespace
+}  // namespace cistron::train
