@@ -1,3 +1,4 @@
+// Argument checks and choice of implementation of cross_entropy.
 #include "cistron/ops/cross_entropy/cross_entropy.h"
 
 #include "cistron/ops/check_tensor.h"

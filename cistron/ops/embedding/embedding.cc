@@ -1,3 +1,4 @@
+// Argument checks and choice of implementation of embedding.
 #include "cistron/ops/embedding/embedding.h"
 
 #include "cistron/ops/check_tensor.h"

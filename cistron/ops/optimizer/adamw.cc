@@ -1,3 +1,4 @@
+// Argument checks and choice of implementation of adamw.
 #include "cistron/ops/optimizer/adamw.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Argument checks and choice of implementation of reduce, and what needs no choice.
 #include "cistron/ops/reduce/reduce.h"
 
 #include <cmath>

@@ -19,7 +19,7 @@ double BlockedSum(std::int64_t n, F&& term) {
 }
 
 Support SupportsReduce(const ReduceProblem& problem) {
-  if (ComputeType(problem.dtype) != DType::kF64 && problem.dtype != DType::kF32 &&
+  if (problem.dtype != DType::kF64 && problem.dtype != DType::kF32 &&
       problem.dtype != DType::kBF16) {
     return Support::No("only f64, f32 and bf16");
   }
