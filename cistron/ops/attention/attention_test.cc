@@ -251,6 +251,8 @@ void ForAll(F&& f) {
       const Problem p = MakeProblem(c, dtype);
       for (const Variant& variant : Variants()) {
         SCOPED_TRACE(c.name + " " + std::string(Name(dtype)) + " " + variant.name);
+        // The slow baseline once a case: its bf16 conversions are those of norm and rope.
+        if (dtype == DType::kBF16 && variant.target == testing::InstructionSets().back()) continue;
         if (variant.target == 0) {
           f(p, Context().WithImpl(variant.impl));
         } else {
@@ -401,7 +403,9 @@ void ExpectSame(const Results& a, const Results& b) {
 // dq and dk, dv are made apart. Both ways give the same bits.
 TEST(Attention, ThreadsChangeNoBit) {
   for (const AttentionCase& c : {AttentionCase{"one", {260}, 3, {3, 1, 20, 0}},
-                                 AttentionCase{"many", {90, 30, 200, 1}, 0, {4, 2, 16, 70}}}) {
+                                 AttentionCase{"many", {90, 30, 200, 1}, 0, {4, 2, 16, 70}},
+                                 // The last query that sees key 95 starts a block of queries.
+                                 AttentionCase{"edge", {260}, 0, {1, 1, 8, 34}}}) {
     for (const Variant& variant : Variants()) {
       SCOPED_TRACE(c.name + " " + variant.name);
       const testing::ScopedInstructionSet scope(

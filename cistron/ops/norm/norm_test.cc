@@ -225,6 +225,32 @@ TEST(RmsNorm, InPlaceAndStrided) {
   }
 }
 
+// h is rounded to bf16 as the type's own constructor does it, NaN, Inf and subnormals included: all
+// 65,536 values of x with residuals that make the sum round.
+TEST(RmsNorm, ResidualRoundsLikeTheReference) {
+  const Shape shape{256, 256};
+  const Tensor x = Tensor::Empty(shape, DType::kBF16),
+               residual = Tensor::Empty(shape, DType::kBF16);
+  for (std::uint32_t i = 0; i < 65536; ++i) {
+    x.data<bf16>()[i] = bf16::FromBits(static_cast<std::uint16_t>(i));
+    // A neighbour in magnitude, eight to nine binades below: half units and what is around them.
+    residual.data<bf16>()[i] =
+        bf16(static_cast<float>(x.data<bf16>()[i ^ 5]) * (i % 3 == 0 ? 0x1p-8f : -0x1p-9f));
+    if (!std::isfinite(static_cast<float>(residual.data<bf16>()[i])))
+      residual.data<bf16>()[i] = bf16(1.0f);
+  }
+  const Tensor g = Normal({256}, DType::kBF16, "g"), y = Tensor::Empty(shape, DType::kBF16);
+  Tensor expected;
+  for (const Variant& variant : Variants()) {
+    SCOPED_TRACE(variant.name);
+    const testing::ScopedInstructionSet scope(variant.target);
+    const Tensor h = Tensor::Empty(shape, DType::kBF16);
+    RmsNormForward(Context().WithImpl(variant.impl), x, residual, g, kEps, h, {}, Write(y));
+    if (!expected) expected = h;
+    EXPECT_TRUE(Agrees(check::CompareBitwise("h", h, expected)));
+  }
+}
+
 // TRAPS atomics: dg sums fixed blocks of rows in order, whatever the number of threads.
 TEST(RmsNorm, Atomics) {
   const Shape shape{9001, 20};
