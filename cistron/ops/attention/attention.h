@@ -1,21 +1,23 @@
 // attention: causal softmax attention of packed sequences, grouped-query, optional sliding window.
 //
 //   o_i = Σ_j softmax_j(q_i·k_j / √D) v_j  over j in the same sequence, j ≤ i, and j > i − window
-// (window as Hugging Face means it: a query sees the last `window` keys, itself included; 0: no limit).
+// (window as Hugging Face means it: a query sees the last `window` keys, itself included; 0: none).
 // Query head h reads key/value head h // (Hq / Hkv). Blockwise: no S×S matrix is ever in memory.
 //
-// Shapes: q, o, do, dq [T, Hq·D]; k, v, dk, dv [T, Hkv·D]; rows may be strided (views of one projection).
+// Shapes: q, o, do, dq [T, Hq·D]; k, v, dk, dv [T, Hkv·D]; rows may be strided (views of one
+//         projection).
 //         lse [Hq, T] in the compute type: log-sum-exp of the scaled scores, kept for backward.
 // Dtypes: f64, f32, bf16; scores, softmax and sums in f32 (f64 for f64).
-// Padding: rows of o, dq, dk, dv beyond the last sequence are written as zeros; q, k, v there are not read.
+// Padding: rows of o, dq, dk, dv beyond the last sequence are written as zeros; q, k, v there are
+//         not read.
 // Aliasing: outputs overlap no input and no other output.
 // Order: sums run over fixed blocks in a fixed order: results depend on the implementation and the
-//         instruction set, not on the number of threads. dk and dv of a key/value head sum the query
-//         heads of its group in order.
+//         instruction set, not on the number of threads. dk and dv of a key/value head sum the
+//         query heads of its group in order.
 // NaN:    a NaN or Inf reaches every result that depends on it, and may reach others of the same
 //         sequence whose pair with it is masked (a tile multiplies masked pairs by 0).
-// Errors: kInvalidArgument for shapes and dtypes that do not fit, heads that do not divide, a negative
-//         window, cu_seqlens that does not start at 0, falls, or ends beyond T.
+// Errors: kInvalidArgument for shapes and dtypes that do not fit, heads that do not divide, a
+//         negative window, cu_seqlens that does not start at 0, falls, or ends beyond T.
 // Source: Dao, "FlashAttention-2", 2023 (recomputation from lse, row sums of do·o).
 #pragma once
 

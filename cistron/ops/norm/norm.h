@@ -21,8 +21,8 @@ namespace cistron::ops {
 void RmsNormForward(const Context& ctx, const Tensor& x, const Tensor& residual, const Tensor& g,
                     double eps, const Tensor& h, const Tensor& rstd, const Output& y);
 
-// `dh_in`, if defined, is the gradient that reaches h by another path (the residual stream); it is added
-// to dh, and may be the same tensor as dh.
+// `dh_in`, if defined, is the gradient that reaches h by another path (the residual stream); it is
+// added to dh, and may be the same tensor as dh.
 void RmsNormBackward(const Context& ctx, const Tensor& dy, const Tensor& h, const Tensor& rstd,
                      const Tensor& g, const Tensor& dh_in, const Output& dh, const Output& dg);
 

@@ -13,8 +13,8 @@ struct RmsNormCase {
 // Widths around the vectors of every instruction set; rows around a partial sum of dg (32), and so
 // many that partial sums take more rows (above 8,192).
 inline std::vector<RmsNormCase> RmsNormCases() {
-  return {{0, 8},    {1, 1},    {1, 7},     {3, 16},    {5, 33},  {31, 64},
-          {33, 192}, {40, 256}, {20, 1000}, {8300, 1}};
+  return {{0, 8},   {1, 1},    {1, 7},    {3, 16},    {5, 33},
+          {31, 64}, {33, 192}, {40, 256}, {20, 1000}, {8300, 1}};
 }
 
 }  // namespace cistron::ops
