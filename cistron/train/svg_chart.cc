@@ -64,7 +64,7 @@ namespace {
 constexpr double kCharWidth = 6.6;  // of 12 px text, rounded up
 constexpr int kColors = 6;
 constexpr int kHoverBands = 72;
-constexpr int kShortLabelWidth = 420;
+constexpr int kShortLabelWidth = 600;
 
 double TextWidth(std::string_view text) {
   // Continuation bytes of UTF-8 draw nothing.

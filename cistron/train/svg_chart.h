@@ -29,7 +29,7 @@ struct Series {
 struct ReferenceLine {
   std::string label;  // drawn at the right end, with the line
   double y = 0;
-  std::string short_label = {};  // for drawings narrower than 420 px; empty: the label
+  std::string short_label = {};  // for narrow drawings; empty: the label
 };
 
 struct LineChart {
