@@ -82,6 +82,20 @@ std::vector<ReferenceLine> MarkovLines(const MarkovBaseline& baseline) {
   return lines;
 }
 
+// Whether nearly all cells lie between half and twice an even share.
+bool FitsFineScale(const std::vector<HeatMap>& maps) {
+  std::size_t cells = 0, outside = 0;
+  for (const HeatMap& map : maps) {
+    for (const auto& row : map.ratios) {
+      for (const double ratio : row) {
+        ++cells;
+        outside += ratio < 0.5 || ratio > 2;
+      }
+    }
+  }
+  return outside * 50 <= cells;
+}
+
 }  // namespace
 
 bool InBits(const RunRecord& record) {
@@ -282,7 +296,6 @@ std::vector<HeatMap> LoadMaps(const RunRecord& record, int time_bins) {
     map.title = fmt::format("Load of the experts of layer {} over the run", l);
     map.x_label = "step";
     map.y_label = fmt::format("layer {}: expert", l);
-    map.range = 2;
     map.x_min = steps.front()->step;
     map.x_max = steps.back()->step;
     for (std::size_t e = 0; e < experts; ++e) {
@@ -305,6 +318,9 @@ std::vector<HeatMap> LoadMaps(const RunRecord& record, int time_bins) {
     }
     maps.push_back(std::move(map));
   }
+  // One scale for all layers: the finer one unless it hides what happens.
+  const double range = FitsFineScale(maps) ? 2 : 4;
+  for (HeatMap& map : maps) map.range = range;
   return maps;
 }
 

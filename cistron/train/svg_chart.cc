@@ -30,8 +30,9 @@ std::vector<double> LinearTicks(double low, double high, int target) {
 
 std::vector<double> LogTicks(double low, double high, int target) {
   const double decades = std::log10(high / low);
-  const std::vector<double> factors =
-      decades * 3 <= target ? std::vector<double>{1, 2, 5} : std::vector<double>{1};
+  const std::vector<double> factors = decades * 3 <= target + 2   ? std::vector<double>{1, 2, 5}
+                                      : decades * 2 <= target + 1 ? std::vector<double>{1, 3}
+                                                                  : std::vector<double>{1};
   const double stride = std::max(1.0, std::ceil(decades / target));
   std::vector<double> ticks;
   for (double e = std::floor(std::log10(low)); e <= std::ceil(std::log10(high)); e += stride) {
@@ -41,7 +42,7 @@ std::vector<double> LogTicks(double low, double high, int target) {
     }
   }
   // Less than a decade, between two such ticks: plain steps tell more.
-  if (ticks.size() < 3) return LinearTicks(low, high, target);
+  if (ticks.size() < 3 && decades < 1) return LinearTicks(low, high, target);
   return ticks;
 }
 

@@ -77,7 +77,7 @@ namespace internal {
 // Round numbers in [low, high], about `target` of them: multiples of 1, 2 or 5 times a power of
 // ten.
 std::vector<double> LinearTicks(double low, double high, int target);
-// 1, and 2 and 5 where there is room, times powers of ten.
+// 1, and 3 or 2 and 5 where there is room, times powers of ten; linear ones in less than a decade.
 std::vector<double> LogTicks(double low, double high, int target);
 // Shortest text that tells ticks `step` apart: "1.92", "2,000", "1e-05".
 std::string TickText(double value, double step);

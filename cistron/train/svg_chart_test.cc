@@ -182,7 +182,8 @@ TEST(SvgChart, Ticks) {
   EXPECT_THAT(LinearTicks(0, 10, 5), ElementsAre(0, 2, 4, 6, 8, 10));
   EXPECT_THAT(LinearTicks(-1, 1, 2), ElementsAre(-1, 0, 1));
   EXPECT_THAT(LinearTicks(3, 3, 5), ElementsAre(3));
-  EXPECT_THAT(LogTicks(0.1, 10, 3), ElementsAre(0.1, 1, 10));
+  EXPECT_THAT(LogTicks(0.1, 10, 2), ElementsAre(0.1, 1, 10));
+  EXPECT_THAT(LogTicks(0.18, 12, 5), ElementsAre(0.2, 0.5, 1, 2, 5, 10));
   EXPECT_GE(LogTicks(1.3, 1.6, 5).size(), 2u);
   EXPECT_LE(LogTicks(1e-30, 1e30, 5).size(), 7u);
   EXPECT_EQ(TickText(1234567, 1), "1,234,567");

@@ -52,6 +52,7 @@ std::string ChartCss() {
 .chart .reference{stroke:var(--muted);stroke-dasharray:2 3;stroke-width:1.3}
 .chart .reference-label{font-size:11.5px;paint-order:stroke;stroke:var(--halo);stroke-width:4px;stroke-linejoin:round}
 .chart .hit{fill:var(--fg);opacity:0}.chart .hit:hover{opacity:.08}
+.heat rect{shape-rendering:crispEdges}
 .chart .cell{font-size:11.5px;pointer-events:none}
 .c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}.c4{--c:var(--c4)}.c5{--c:var(--c5)}
 .q0{fill:var(--q0)}.q1{fill:var(--q1)}.q2{fill:var(--q2)}.q3{fill:var(--q3)}.q4{fill:var(--q4)}.q5{fill:var(--q5)}
