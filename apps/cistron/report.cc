@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "apps/cistron/commands.h"
+#include "cistron/io/file.h"
 #include "cistron/train/report.h"
 
 namespace cistron::app {
@@ -16,20 +17,25 @@ class ReportCommand final : public Command {
   std::string footer() const override {
     return "Examples:\n"
            "  cistron report runs/L0_sanity\n"
-           "  cistron report runs/L0_sanity --output L0.html";
+           "  cistron report runs/L0_sanity --output L0.html --curve L0.svg";
   }
   void Declare(Options& options) override {
     options.Positional("RUN", run_, "run directory");
+    options.Option("--curve", curve_, "SVG file for the learning curve alone; empty: none");
     options.Option("--output", output_, "file to write; empty: report.html in the run directory");
   }
 
   int Run() override {
     fmt::print("{}\n", train::WriteReport(run_, output_).string());
+    if (!curve_.empty()) {
+      io::WriteFileAtomically(curve_, train::RenderLearningCurve(train::ReadRunRecord(run_)));
+      fmt::print("{}\n", curve_);
+    }
     return kOk;
   }
 
  private:
-  std::string run_, output_;
+  std::string run_, output_, curve_;
 };
 
 }  // namespace
