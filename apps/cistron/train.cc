@@ -103,8 +103,9 @@ class TrainCommand final : public Command {
     const double gain = best.bits_per_base - bits;
     return fmt::format(
         "best Markov model: {:.4f} bits per base ({})\n"
-        "the model is {:.4f} bits per base {} than every Markov model",
-        best.bits_per_base, train::Describe(best), std::abs(gain), gain > 0 ? "better" : "worse");
+        "the model is {:.4f} bits per base {} Markov model",
+        best.bits_per_base, train::Describe(best), std::abs(gain),
+        gain > 0 ? "better than every" : "worse than the best");
   }
 
   std::string config_name_;
