@@ -24,7 +24,7 @@ class BaselineCommand final : public Command {
            "Examples:\n"
            "  cistron baseline runs/L0_sanity\n"
            "  cistron baseline --config-name L0_sanity\n"
-           "  cistron baseline data.train=genome.fa.gz data.split.train_fraction=0.9 --max-order "
+           "  cistron baseline data.train=genome.fa.gz data.train_fraction=0.9 --max-order "
            "12";
   }
   void Declare(Options& options) override {

@@ -2,6 +2,7 @@
 #include "apps/cistron/command.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -99,6 +100,14 @@ int RunProgram(int argc, char** argv, const std::vector<std::unique_ptr<Command>
     CliOptions options(*verb);
     command->Declare(options);
     verb->callback([&status, &command] { status = RunCommand(*command); });
+  }
+  // CLI11 would only say that a subcommand is missing.
+  if (argc > 1 && argv[1][0] != '-') {
+    const auto known = [&](const auto& command) { return command->name() == argv[1]; };
+    if (std::none_of(commands.begin(), commands.end(), known)) {
+      std::fprintf(stderr, "error: there is no verb '%s'\nsee `cistron --help`\n", argv[1]);
+      return kBadUsage;
+    }
   }
   try {
     app.parse(argc, argv);

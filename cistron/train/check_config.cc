@@ -83,12 +83,12 @@ void CheckData(const LoadedConfig& loaded) {
   const bool by_files = c.data.split.kind == data::SplitRule::Kind::kFiles;
   if (by_files && c.data.heldout.empty()) {
     CISTRON_THROW(kBadInput,
-                  "{}: data.split.kind=files holds out the files of data.heldout, which names "
+                  "{}: data.split=files holds out the files of data.heldout, which names "
                   "none",
-                  loaded.Where("data.split.kind"));
+                  loaded.Where("data.split"));
   }
   if (!by_files && !c.data.heldout.empty()) {
-    CISTRON_THROW(kBadInput, "{}: files are held out only with data.split.kind=files",
+    CISTRON_THROW(kBadInput, "{}: files are held out only with data.split=files",
                   loaded.Where("data.heldout"));
   }
 }

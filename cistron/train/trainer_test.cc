@@ -313,7 +313,7 @@ TEST(BadInput, NothingIsWrittenBeforeEverythingIsChecked) {
       {"data.train=/nonexistent.fa"},
       {"data.alphabet=protein", "data.seq_len=4096"},
       {"model.num_experts_per_tok=5"},
-      {"data.split.train_fraction=0.99999"},
+      {"data.train_fraction=0.99999"},
   };
   for (const auto& keys : cases) {
     SCOPED_TRACE(keys[0]);
