@@ -6,6 +6,7 @@ The folders in tests/golden that this script made are listed, with their argumen
 
     tests/interop/make_golden.py --preset mixtral_window --out tests/golden/mixtral_window
     tests/interop/make_golden.py --hidden 48 --heads 4 --window 7 --out /tmp/mine
+    tests/interop/make_golden.py --model runs/L0_sanity/final --batch 1 --seq 64 --out /tmp/trained
 """
 
 import argparse
@@ -37,7 +38,7 @@ NOTE = ("loss is HF's: shifted cross entropy plus router_aux_loss_coef times the
         "gradients before clipping")
 
 
-def parse_arguments():
+def parse_arguments(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, type=pathlib.Path)
@@ -52,9 +53,12 @@ def parse_arguments():
     parser.add_argument("--tied", action="store_true", help="tie the head to the embedding")
     parser.add_argument("--no-weights-after", action="store_true",
                         help="leave out the weights after the last step")
-    preset = parser.parse_known_args()[0].preset
+    parser.add_argument("--model", type=pathlib.Path,
+                        help="start from this model directory; shape arguments are ignored")
+    parser.add_argument("--tokens", help="draw the input from these characters, e.g. ACGT")
+    preset = parser.parse_known_args(arguments)[0].preset
     parser.set_defaults(**PRESETS.get(preset, {}))
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def build_model(a):
@@ -76,6 +80,27 @@ def build_model(a):
     return model
 
 
+def load_model(a):
+    model = MixtralForCausalLM.from_pretrained(a.model, attn_implementation="eager",
+                                               experts_implementation="eager", dtype=torch.float32)
+    c = model.config
+    c.output_router_logits = True
+    a.hidden, a.ffn, a.layers = c.hidden_size, c.intermediate_size, c.num_hidden_layers
+    a.heads, a.kv, a.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim or 0
+    a.experts, a.topk, a.vocab = c.num_local_experts, c.num_experts_per_tok, c.vocab_size
+    a.window, a.tied, a.aux = c.sliding_window or 0, c.tie_word_embeddings, c.router_aux_loss_coef
+    a.theta = c.rope_parameters["rope_theta"]
+    return model
+
+
+def draw_input(a):
+    """Ids from 3: Hugging Face freezes the gradient of the pad token's row."""
+    if not a.tokens:
+        return torch.randint(3, a.vocab, (a.steps, a.batch, a.seq))
+    ids = torch.tensor([ord(c) for c in a.tokens])
+    return ids[torch.randint(len(ids), (a.steps, a.batch, a.seq))]
+
+
 def routing_gap(router_logits, topk):
     """Smallest gap between the K-th and the next logit: closer values may route otherwise."""
     gap = float("inf")
@@ -86,16 +111,16 @@ def routing_gap(router_logits, topk):
     return gap
 
 
-def main():
-    a = parse_arguments()
+def make(arguments=None):
+    """Makes the folder; returns one line that describes it."""
+    a = parse_arguments(arguments)
     torch.manual_seed(a.seed)
     torch.use_deterministic_algorithms(True)
-    model = build_model(a)
+    model = load_model(a) if a.model else build_model(a)
     model.train()
     a.out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(a.out)
-    # Ids from 3: Hugging Face freezes the gradient of the pad token's row.
-    ids = torch.randint(3, a.vocab, (a.steps, a.batch, a.seq))
+    ids = draw_input(a)
     golden = {"input_ids": ids}
 
     result = model(input_ids=ids[0], labels=ids[0])
@@ -134,9 +159,9 @@ def main():
              "losses": [loss.item() for loss in losses]}
     (a.out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     size = sum(f.stat().st_size for f in a.out.iterdir())
-    print(f"{a.out}: {size / 1000:.0f} kB, loss {losses[0]:.4f} -> {losses[-1]:.4f}, "
-          f"smallest routing gap {gap:.1e}")
+    return (f"{a.out}: {size / 1000:.0f} kB, loss {losses[0]:.4f} -> {losses[-1]:.4f}, "
+            f"smallest routing gap {gap:.1e}")
 
 
 if __name__ == "__main__":
-    main()
+    print(make())
