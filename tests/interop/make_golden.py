@@ -155,7 +155,9 @@ def make(arguments=None):
              "batch": a.batch, "seq": a.seq, "steps": a.steps, "window": a.window,
              "theta": a.theta, "aux": a.aux, "lr": a.lr, "no_weights_after": a.no_weights_after,
              "betas": [a.beta1, a.beta2], "eps": a.eps, "weight_decay": a.weight_decay,
-             "clip": a.clip, "note": NOTE, "smallest_routing_gap": gap,
+             "clip": a.clip, "note": NOTE,
+             # null where every expert is chosen
+             "smallest_routing_gap": None if gap == float("inf") else gap,
              "losses": [loss.item() for loss in losses]}
     (a.out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     size = sum(f.stat().st_size for f in a.out.iterdir())
