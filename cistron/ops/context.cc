@@ -8,8 +8,8 @@ Context::Context()
     : allocator_(&CpuAllocator()),
       impl_choice_(std::make_shared<const std::string>(GetEnv("CISTRON_IMPL").value_or(""))) {}
 
-// The choice is a comma-separated list of `op=impl`; an entry without `=` names the implementation of
-// every op that has no entry of its own.
+// The choice is a comma-separated list of `op=impl`; an entry without `=` names the implementation
+// of every op that has no entry of its own.
 std::string Context::PreferredImpl(std::string_view op) const {
   std::string_view rest = *impl_choice_;
   std::string_view general;

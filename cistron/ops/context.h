@@ -30,7 +30,8 @@ class Context {
   std::string PreferredImpl(std::string_view op) const;
   // A copy of this context that prefers `choice`, in the syntax of CISTRON_IMPL.
   Context WithImpl(std::string_view choice) const;
-  // A copy of this context that takes memory from `allocator`, which must outlive it and its tensors.
+  // A copy of this context that takes memory from `allocator`, which must outlive it and its
+  // tensors.
   Context WithAllocator(Allocator& allocator) const;
 
  private:
@@ -52,7 +53,11 @@ struct Output {
 
   explicit operator bool() const { return static_cast<bool>(tensor); }
 };
-inline Output Write(Tensor t) { return {std::move(t), WriteMode::kWrite}; }
-inline Output Accumulate(Tensor t) { return {std::move(t), WriteMode::kAccumulate}; }
+inline Output Write(Tensor t) {
+  return {std::move(t), WriteMode::kWrite};
+}
+inline Output Accumulate(Tensor t) {
+  return {std::move(t), WriteMode::kAccumulate};
+}
 
 }  // namespace cistron::ops

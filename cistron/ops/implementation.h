@@ -1,8 +1,8 @@
 // One visible, ordered list of implementations per op: best first, the scalar reference last.
 //
-// Each implementation answers for a problem with yes or with a reason; the first that says yes runs.
-// A user may ask for one by name (Context::PreferredImpl); if that one cannot run the problem, it is
-// an error that carries its reason, never a silent fallback.
+// Each implementation answers for a problem with yes or with a reason; the first that says yes
+// runs. A user may ask for one by name (Context::PreferredImpl); if that one cannot run the
+// problem, it is an error that carries its reason, never a silent fallback.
 #pragma once
 
 #include <span>
@@ -46,7 +46,8 @@ const Run& Select(const Context& ctx, std::string_view op,
     if (support) return impl.run;
     reasons += fmt::format("\n  {}: {}", impl.name, support.reason);
   }
-  if (reasons.empty()) reasons = fmt::format("\n  there is no implementation named '{}'", preferred);
+  if (reasons.empty())
+    reasons = fmt::format("\n  there is no implementation named '{}'", preferred);
   CISTRON_THROW(kUnsupported, "{}: no implementation runs this problem:{}", op, reasons);
 }
 

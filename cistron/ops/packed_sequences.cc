@@ -19,8 +19,7 @@ PackedSequences PackedFromLengths(std::span<const std::int64_t> lengths, std::in
   CISTRON_CHECK(tokens >= sum, "PackedSequences: {} tokens do not hold sequences of {} in all",
                 tokens, sum);
   PackedSequences packed;
-  packed.cu_seqlens =
-      Tensor::Empty({static_cast<std::int64_t>(lengths.size()) + 1}, DType::kI64);
+  packed.cu_seqlens = Tensor::Empty({static_cast<std::int64_t>(lengths.size()) + 1}, DType::kI64);
   packed.positions = Tensor::Zeros({tokens}, DType::kI64);
   std::int64_t* cu = packed.cu_seqlens.data<std::int64_t>();
   std::int64_t* position = packed.positions.data<std::int64_t>();

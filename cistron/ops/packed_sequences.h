@@ -7,8 +7,8 @@
 
 namespace cistron::ops {
 
-// Sequence s owns tokens [cu_seqlens[s], cu_seqlens[s+1]). Attention, positions and labels never cross
-// a boundary. The last entry of cu_seqlens may be below T: tokens beyond it are padding.
+// Sequence s owns tokens [cu_seqlens[s], cu_seqlens[s+1]). Attention, positions and labels never
+// cross a boundary. The last entry of cu_seqlens may be below T: tokens beyond it are padding.
 struct PackedSequences {
   Tensor cu_seqlens;            // i64 [S + 1], starts at 0, not decreasing
   Tensor positions;             // i64 [T], position of each token in its sequence

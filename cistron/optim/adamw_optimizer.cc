@@ -44,8 +44,7 @@ void AdamWOptimizer::Update(double lr) {
     if (!p.has_grad) continue;
     ops::AdamWConfig config = options_.adamw;
     const bool decays =
-        options_.decay_all ||
-        (p.spec.is_embedding ? options_.decay_embeddings : p.spec.decays);
+        options_.decay_all || (p.spec.is_embedding ? options_.decay_embeddings : p.spec.decays);
     if (!decays) config.weight_decay = 0;
     const Tensor low = p.value.raw() == p.master.raw() ? Tensor() : p.value;
     ops::AdamW(ctx_, config, scalars_, p.grad, p.master, moments_[i].m, moments_[i].v, low);
