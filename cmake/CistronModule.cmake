@@ -22,6 +22,7 @@ function(cistron_module name)
                                               $<INSTALL_INTERFACE:include>)
   target_link_libraries(${target} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE}
                                   $<BUILD_INTERFACE:cistron_flags>)
+  target_compile_features(${target} PUBLIC cxx_std_20)  # users of the installed package need it too
   set_property(GLOBAL APPEND PROPERTY CISTRON_MODULES ${target})
 endfunction()
 
