@@ -53,9 +53,10 @@ void ProductF32(const GemmProblem& p, const Tensor& a, const Tensor& b, const Te
 bool HasBf16Product() {
   static const bool has = [] {
     if (dnnl_gemm_bf16bf16f32 == nullptr) return false;
-    // The instruction set that oneDNN may use: an environment variable can lower it below the
-    // CPU's.
-    return dnnl_get_effective_cpu_isa() >= dnnl_cpu_isa_avx512_core_bf16;
+    // What oneDNN may use: an environment variable can lower it below the CPU's. The values are
+    // sets of features.
+    constexpr int kBf16 = dnnl_cpu_isa_avx512_core_bf16;
+    return (static_cast<int>(dnnl_get_effective_cpu_isa()) & kBf16) == kBf16;
   }();
   return has;
 }

@@ -1,0 +1,176 @@
+// The ops of an MoE layer beside what bounds them: one JSON line a case.
+//
+//   moe_bench [--clock wall|cpu] [--seconds S]
+//
+// grouped_gemm: uneven groups beside one oneDNN product of the summed size; `ratio` is ours / that.
+// swiglu, permute: bytes that must move, beside memcpy of as many. Take OMP_NUM_THREADS=1 with
+// --clock cpu.
+#include <fmt/core.h>
+
+#include "bench/alternate.h"
+#include "cistron/base/philox.h"
+#include "cistron/base/threads.h"
+#include "cistron/ops/activation/activation.h"
+#include "cistron/ops/activation/activation_cases.h"
+#include "cistron/ops/gemm/gemm.h"
+#include "cistron/ops/grouped_gemm/grouped_gemm.h"
+#include "cistron/ops/grouped_gemm/grouped_gemm_cases.h"
+#include "cistron/ops/permute/permute.h"
+
+namespace cistron {
+namespace {
+
+using bench::Alternate;
+using ops::Context;
+using ops::Transpose;
+using ops::Write;
+
+Tensor Random(const Shape& shape, DType dtype, std::uint64_t seed) {
+  const Tensor t = Tensor::Empty(shape, DType::kF32);
+  const RandomStream stream(seed, "moe_bench");
+  for (std::int64_t i = 0; i < t.numel(); ++i) {
+    t.data<float>()[i] = stream.Uniform(static_cast<std::uint64_t>(i)) - 0.5f;
+  }
+  return ConvertTo(t, dtype);
+}
+
+// Group sizes proportional to 1, 2, 3, 4, 1, 2, …
+Tensor UnevenSplit(std::int64_t groups, std::int64_t rows) {
+  const Tensor splits = Tensor::Zeros({groups}, DType::kI64);
+  std::int64_t weights = 0, left = rows;
+  for (std::int64_t e = 0; e < groups; ++e) weights += e % 4 + 1;
+  for (std::int64_t e = 0; e < groups; ++e) {
+    splits.data<std::int64_t>()[e] = e + 1 == groups ? left : rows * (e % 4 + 1) / weights;
+    left -= splits.data<std::int64_t>()[e];
+  }
+  return splits;
+}
+
+void BenchGrouped(const bench::Options& options, const ops::GroupedGemmShape& s, DType dtype) {
+  const Context ctx;
+  const DType grad = ComputeType(dtype);
+  const Tensor x = Random({s.rows, s.k}, dtype, 1), dy = Random({s.rows, s.n}, dtype, 2);
+  const Tensor w = Random({s.groups, s.n, s.k}, dtype, 3), one_w = w.Select(0);
+  const Tensor y = Tensor::Empty({s.rows, s.n}, dtype), dx = Tensor::Empty({s.rows, s.k}, dtype);
+  const Tensor dw = Tensor::Empty({s.groups, s.n, s.k}, grad), one_dw = dw.Select(0);
+  const Tensor splits = UnevenSplit(s.groups, s.rows);
+  const std::vector<double> t = Alternate(
+      options, {[&] {
+                  GroupedGemmForward(ctx, {x, splits}, w, Write(y));
+                },
+                [&] { Gemm(ctx, x, Transpose::kNo, one_w, Transpose::kYes, Write(y)); },
+                [&] {
+                  GroupedGemmDgrad(ctx, {dy, splits}, w, Write(dx));
+                },
+                [&] { Gemm(ctx, dy, Transpose::kNo, one_w, Transpose::kNo, Write(dx)); },
+                [&] {
+                  GroupedGemmWgrad(ctx, {dy, splits}, {x, splits}, Write(dw));
+                },
+                [&] { Gemm(ctx, dy, Transpose::kYes, x, Transpose::kNo, Write(one_dw)); }});
+  const double gflop = 2e-9 * static_cast<double>(s.rows * s.n * s.k);
+  const char* kinds[] = {"forward", "dgrad", "wgrad"};
+  for (std::size_t i = 0; i < 3; ++i) {
+    fmt::print(
+        "{{\"op\": \"grouped_gemm\", \"kind\": \"{}\", \"shape\": \"{}\", \"dtype\": \"{}\", "
+        "\"groups\": {}, \"rows\": {}, \"n\": {}, \"k\": {}, \"threads\": {}, \"gflops\": {:.1f}, "
+        "\"one_product_gflops\": {:.1f}, \"ratio\": {:.3f}}}\n",
+        kinds[i], s.name, Name(dtype), s.groups, s.rows, s.n, s.k, NumThreads(), gflop / t[2 * i],
+        gflop / t[2 * i + 1], t[2 * i + 1] / t[2 * i]);
+  }
+}
+
+// A copy that moves `bytes` in all: reads half of them and writes half.
+std::function<void()> Copy(const Tensor& from, const Tensor& to, std::int64_t bytes) {
+  const std::int64_t n = std::min(bytes / 2, std::min(from.bytes(), to.bytes()));
+  return [=] {
+    ParallelChunks(n, 1 << 14, [&](std::int64_t begin, std::int64_t end, int) {
+      std::memcpy(static_cast<char*>(to.raw()) + begin,
+                  static_cast<const char*>(from.raw()) + begin,
+                  static_cast<std::size_t>(end - begin));
+    });
+  };
+}
+
+void PrintBytes(const char* op, const char* shape, DType dtype, std::int64_t bytes, double seconds,
+                double copy_seconds) {
+  const double gb = static_cast<double>(bytes) * 1e-9;
+  fmt::print(
+      "{{\"op\": \"{}\", \"shape\": \"{}\", \"dtype\": \"{}\", \"threads\": {}, \"gb_per_s\": "
+      "{:.1f}, \"copy_gb_per_s\": {:.1f}, \"ratio\": {:.3f}}}\n",
+      op, shape, Name(dtype), NumThreads(), gb / seconds, gb / copy_seconds,
+      copy_seconds / seconds);
+}
+
+void BenchSwiGlu(const bench::Options& options, const ops::SwiGluShape& s, DType dtype) {
+  const Context ctx;
+  const Tensor x = Random({s.rows, 2 * s.width}, dtype, 1);
+  const Tensor dy = Random({s.rows, s.width}, dtype, 2);
+  const Tensor scale = Random({s.rows}, DType::kF32, 3);
+  const Tensor y = Tensor::Empty({s.rows, s.width}, dtype);
+  const Tensor dx = Tensor::Empty({s.rows, 2 * s.width}, dtype);
+  const Tensor dscale = Tensor::Empty({s.rows}, DType::kF32);
+  const std::int64_t column = s.rows * s.width * static_cast<std::int64_t>(SizeOf(dtype));
+  // Buffers of the copies are as large as what the ops touch.
+  const Tensor from = Random({s.rows, 3 * s.width}, dtype, 4), to = from.Clone();
+  const std::vector<double> t = Alternate(
+      options, {[&] { SwiGluForward(ctx, x, scale, {}, Write(y)); }, Copy(from, to, 3 * column),
+                [&] { SwiGluBackward(ctx, dy, x, scale, {}, Write(dx), Write(dscale), Write(y)); },
+                Copy(from, to, 6 * column)});
+  PrintBytes("swiglu forward", s.name, dtype, 3 * column, t[0], t[1]);
+  PrintBytes("swiglu backward", s.name, dtype, 6 * column, t[2], t[3]);
+}
+
+void BenchPermute(const bench::Options& options, const char* name, std::int64_t tokens,
+                  std::int64_t top_k, std::int64_t experts, std::int64_t width, DType dtype) {
+  const Context ctx;
+  const Tensor chosen = Tensor::Empty({tokens, top_k}, DType::kI32);
+  const RandomStream stream(7, "experts");
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::uint64_t first =
+        stream.Below(static_cast<std::uint64_t>(t), static_cast<std::uint64_t>(experts));
+    for (std::int64_t k = 0; k < top_k; ++k) {
+      chosen.data<std::int32_t>()[t * top_k + k] =
+          static_cast<std::int32_t>((static_cast<std::int64_t>(first) + 3 * k) % experts);
+    }
+  }
+  const ops::RowMap map = BuildRowMap(ctx, chosen, experts);
+  const Tensor x = Random({tokens, width}, dtype, 1), y = x.Clone();
+  const Tensor rows = Random({tokens * top_k, width}, dtype, 2), drows = rows.Clone();
+  const Tensor probs = Random({tokens, top_k}, DType::kF32, 3), dprobs = probs.Clone();
+  const std::int64_t token_bytes = x.bytes(), row_bytes = rows.bytes();
+  const std::vector<double> t = Alternate(
+      options,
+      {[&] { BuildRowMap(ctx, chosen, experts); }, [&] { Permute(ctx, map, x, Write(rows)); },
+       Copy(rows, drows, token_bytes + row_bytes),
+       [&] { Unpermute(ctx, map, rows, probs, Write(y)); },
+       Copy(rows, drows, token_bytes + row_bytes),
+       [&] { UnpermuteBackward(ctx, map, x, rows, probs, Write(drows), Write(dprobs)); },
+       Copy(rows, drows, token_bytes + 2 * row_bytes)});
+  fmt::print("{{\"op\": \"row map\", \"shape\": \"{}\", \"assignments\": {}, \"us\": {:.1f}}}\n",
+             name, tokens * top_k, t[0] * 1e6);
+  PrintBytes("permute", name, dtype, token_bytes + row_bytes, t[1], t[2]);
+  PrintBytes("unpermute", name, dtype, token_bytes + row_bytes, t[3], t[4]);
+  PrintBytes("unpermute backward", name, dtype, token_bytes + 2 * row_bytes, t[5], t[6]);
+}
+
+void Run(const bench::Options& options) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const ops::GroupedGemmShape& s : ops::kGroupedGemmShapes) BenchGrouped(options, s, dtype);
+    for (const ops::SwiGluShape& s : ops::kSwiGluShapes) BenchSwiGlu(options, s, dtype);
+    BenchPermute(options, "small", 4096, 2, 8, 192, dtype);
+    BenchPermute(options, "fine", 2048, 4, 32, 256, dtype);
+  }
+}
+
+}  // namespace
+}  // namespace cistron
+
+int main(int argc, char** argv) {
+  try {
+    cistron::Run(cistron::bench::ParseOptions(argc, argv));
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "{}\n", e.what());
+    return 1;
+  }
+  return 0;
+}
