@@ -2,10 +2,12 @@
 //
 //   moe_bench [--clock wall|cpu] [--seconds S]
 //
-// grouped_gemm: uneven groups beside one oneDNN product of the summed size; `ratio` is ours / that.
-// swiglu, permute: bytes that must move, beside memcpy of as many. Take OMP_NUM_THREADS=1 with
+// grouped_gemm: uneven groups beside one oneDNN product of the summed size (dnnl_sgemm, for bf16
+// our gemm on oneDNN); `ratio` is ours / that. swiglu, permute: bytes that must move, beside memcpy
+// of as many. Take OMP_NUM_THREADS=1 with
 // --clock cpu.
 #include <fmt/core.h>
+#include <oneapi/dnnl/dnnl.h>
 
 #include "bench/alternate.h"
 #include "cistron/base/philox.h"
@@ -46,6 +48,16 @@ Tensor UnevenSplit(std::int64_t groups, std::int64_t rows) {
   return splits;
 }
 
+// What a grouped product is measured against.
+void OneProduct(const Tensor& a, Transpose trans_a, const Tensor& b, Transpose trans_b,
+                const Tensor& c) {
+  if (a.dtype() != DType::kF32) return Gemm(Context(), a, trans_a, b, trans_b, Write(c));
+  const bool ta = trans_a == Transpose::kYes;
+  dnnl_sgemm(ta ? 'T' : 'N', trans_b == Transpose::kYes ? 'T' : 'N', c.dim(0), c.dim(1),
+             a.dim(ta ? 0 : 1), 1.0f, a.data<float>(), a.stride(0), b.data<float>(), b.stride(0),
+             0.0f, c.data<float>(), c.stride(0));
+}
+
 void BenchGrouped(const bench::Options& options, const ops::GroupedGemmShape& s, DType dtype) {
   const Context ctx;
   const DType grad = ComputeType(dtype);
@@ -54,19 +66,19 @@ void BenchGrouped(const bench::Options& options, const ops::GroupedGemmShape& s,
   const Tensor y = Tensor::Empty({s.rows, s.n}, dtype), dx = Tensor::Empty({s.rows, s.k}, dtype);
   const Tensor dw = Tensor::Empty({s.groups, s.n, s.k}, grad), one_dw = dw.Select(0);
   const Tensor splits = UnevenSplit(s.groups, s.rows);
-  const std::vector<double> t = Alternate(
-      options, {[&] {
-                  GroupedGemmForward(ctx, {x, splits}, w, Write(y));
-                },
-                [&] { Gemm(ctx, x, Transpose::kNo, one_w, Transpose::kYes, Write(y)); },
-                [&] {
-                  GroupedGemmDgrad(ctx, {dy, splits}, w, Write(dx));
-                },
-                [&] { Gemm(ctx, dy, Transpose::kNo, one_w, Transpose::kNo, Write(dx)); },
-                [&] {
-                  GroupedGemmWgrad(ctx, {dy, splits}, {x, splits}, Write(dw));
-                },
-                [&] { Gemm(ctx, dy, Transpose::kYes, x, Transpose::kNo, Write(one_dw)); }});
+  const std::vector<double> t =
+      Alternate(options, {[&] {
+                            GroupedGemmForward(ctx, {x, splits}, w, Write(y));
+                          },
+                          [&] { OneProduct(x, Transpose::kNo, one_w, Transpose::kYes, y); },
+                          [&] {
+                            GroupedGemmDgrad(ctx, {dy, splits}, w, Write(dx));
+                          },
+                          [&] { OneProduct(dy, Transpose::kNo, one_w, Transpose::kNo, dx); },
+                          [&] {
+                            GroupedGemmWgrad(ctx, {dy, splits}, {x, splits}, Write(dw));
+                          },
+                          [&] { OneProduct(dy, Transpose::kYes, x, Transpose::kNo, one_dw); }});
   const double gflop = 2e-9 * static_cast<double>(s.rows * s.n * s.k);
   const char* kinds[] = {"forward", "dgrad", "wgrad"};
   for (std::size_t i = 0; i < 3; ++i) {

@@ -26,6 +26,8 @@ inline constexpr GemmCase kGemmCases[] = {
     {"no columns", 8, 0, 8},
     {"empty sum", 5, 6, 0},
     {"long sum", 5, 17, 1500, Transpose::kNo, Transpose::kYes},
+    {"many rows, odd sizes, bᵀ", 101, 39, 27, Transpose::kNo, Transpose::kYes},
+    {"many rows, aᵀ bᵀ", 97, 18, 33, Transpose::kYes, Transpose::kYes},
     {"several threads", 257, 130, 96, Transpose::kNo, Transpose::kYes},
     {"weight gradient", 130, 72, 300, Transpose::kYes, Transpose::kNo},
 };

@@ -8,7 +8,9 @@
 #include "cistron/base/threads.h"
 #include "cistron/check/bounds.h"
 #include "cistron/ops/gemm/gemm_cases.h"
+#include "cistron/ops/gemm/transpose.h"
 #include "cistron/testing/gradient_check.h"
+#include "cistron/testing/instruction_set.h"
 #include "cistron/testing/poison.h"
 #include "cistron/testing/random.h"
 #include "cistron/testing/strided.h"
@@ -89,6 +91,26 @@ TEST(Gemm, CasesAgreeWithExactProduct) {
   }
   // Both implementations, f32 and two bf16 results in each; f64 in the reference.
   EXPECT_EQ(checked, static_cast<int>(std::size(kGemmCases)) * 7);
+}
+
+TEST(Transpose, EverySizeOnEveryInstructionSet) {
+  for (const std::int64_t target : testing::InstructionSets()) {
+    const testing::ScopedInstructionSet scope(target);
+    for (const std::int64_t rows : {1, 3, 4, 15, 16, 17, 33}) {
+      for (const std::int64_t cols : {1, 2, 4, 5, 7, 8, 30}) {
+        SCOPED_TRACE(fmt::format("{} x {}", rows, cols));
+        const Strided from(testing::Normal({rows, cols}, DType::kF32, "from"));
+        const Strided to({cols, rows}, DType::kF32);
+        internal::TransposeF32(from.view.data<float>(), from.view.stride(0), rows, cols,
+                               to.view.data<float>(), to.view.stride(0));
+        EXPECT_TRUE(to.SurroundingsUntouched());
+        const Tensor in = from.Values(), out = to.Values();
+        for (std::int64_t i = 0; i < rows * cols; ++i) {
+          EXPECT_EQ(ElementAsDouble(out, i % cols * rows + i / cols), ElementAsDouble(in, i));
+        }
+      }
+    }
+  }
 }
 
 // NaN and Inf of an operand reach exactly the results that use them.

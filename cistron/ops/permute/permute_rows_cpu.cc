@@ -30,9 +30,21 @@ HWY_INLINE void Store(float value, bool accumulate, T* to) {
   *to = T(accumulate ? static_cast<float>(*to) + value : value);
 }
 
+// The hardware cannot foresee which row comes next.
+template <class T>
+HWY_INLINE void PrefetchRow(const T* row, std::int64_t width) {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  for (std::int64_t j = 0; j < width; j += kLine) __builtin_prefetch(row + j);
+}
+
 template <class T>
 void Permute(const PermuteArgs<T>& args, std::int64_t begin, std::int64_t end) {
+  constexpr std::int64_t kRowsAhead = 3;
   for (std::int64_t r = begin; r < end; ++r) {
+    if (r + kRowsAhead < end) {
+      PrefetchRow(args.x + args.slot_of_row[r + kRowsAhead] / args.top_k * args.x_stride,
+                  args.width);
+    }
     const T* from = args.x + args.slot_of_row[r] / args.top_k * args.x_stride;
     T* to = args.rows + r * args.rows_stride;
     if (!args.accumulate) {
@@ -50,6 +62,10 @@ void Unpermute(const UnpermuteArgs<T>& args, std::int64_t begin, std::int64_t en
   const FloatTag d;
   for (std::int64_t t = begin; t < end; ++t) {
     const std::int32_t* rows = args.row_of_slot + t * args.top_k;
+    for (std::int64_t k = 0; t + 1 < end && k < args.top_k; ++k) {
+      const std::int32_t next = rows[args.top_k + k];
+      if (next >= 0) PrefetchRow(args.rows + next * args.rows_stride, args.width);
+    }
     const float* probs = args.probs == nullptr ? nullptr : args.probs + t * args.top_k;
     T* y = args.y + t * args.y_stride;
     std::int64_t j = 0;
