@@ -25,6 +25,8 @@ add_link_options(-Wl,--as-needed)
 
 set(CISTRON_SANITIZE "" CACHE STRING "Comma-separated sanitizers, e.g. address,undefined")
 if(CISTRON_SANITIZE)
+  # Instrumented code compiles in two thirds of the time of -O2 and runs fast enough.
+  set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1")
   add_compile_options(-fsanitize=${CISTRON_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${CISTRON_SANITIZE})
 endif()

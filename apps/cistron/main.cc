@@ -2,17 +2,17 @@
 #include "apps/cistron/commands.h"
 
 int main(int argc, char** argv) {
-  using namespace cistron::app;
-  std::vector<std::unique_ptr<Command>> commands;
-  commands.push_back(MakeTrainCommand());
-  commands.push_back(MakeEvalCommand());
-  commands.push_back(MakeScoreCommand());
-  commands.push_back(MakeBaselineCommand());
-  commands.push_back(MakeConvertCommand());
-  commands.push_back(MakeReportCommand());
-  commands.push_back(MakeInspectCommand());
-  commands.push_back(MakeInfoCommand());
-  commands.push_back(MakeVerifyCommand());
-  commands.push_back(MakeBenchCommand());
-  return RunProgram(argc, argv, commands);
+  namespace app = cistron::app;
+  std::vector<std::unique_ptr<app::Command>> commands;
+  commands.push_back(app::MakeTrainCommand());
+  commands.push_back(app::MakeEvalCommand());
+  commands.push_back(app::MakeScoreCommand());
+  commands.push_back(app::MakeBaselineCommand());
+  commands.push_back(app::MakeConvertCommand());
+  commands.push_back(app::MakeReportCommand());
+  commands.push_back(app::MakeInspectCommand());
+  commands.push_back(app::MakeInfoCommand());
+  commands.push_back(app::MakeVerifyCommand());
+  commands.push_back(app::MakeBenchCommand());
+  return app::RunProgram(argc, argv, commands);
 }

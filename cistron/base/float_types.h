@@ -25,6 +25,7 @@ struct bf16 {
     r.bits = b;
     return r;
   }
+  // NOLINTNEXTLINE(google-explicit-constructor): exact
   constexpr operator float() const { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 
  private:
@@ -110,6 +111,7 @@ struct f16 {
     r.bits = b;
     return r;
   }
+  // NOLINTNEXTLINE(google-explicit-constructor): exact
   constexpr operator float() const {
     const std::uint32_t magnitude = bits & 0x7fffu;
     const std::uint32_t sign = std::uint32_t{bits & 0x8000u} << 16;
@@ -142,6 +144,7 @@ struct e4m3 {
     r.bits = b;
     return r;
   }
+  // NOLINTNEXTLINE(google-explicit-constructor): exact
   constexpr operator float() const {
     const std::uint32_t magnitude = bits & 0x7fu;
     if (magnitude == 0x7fu) return std::numeric_limits<float>::quiet_NaN();
@@ -171,6 +174,7 @@ struct e5m2 {
     r.bits = b;
     return r;
   }
+  // NOLINTNEXTLINE(google-explicit-constructor): exact
   constexpr operator float() const {
     const std::uint32_t magnitude = bits & 0x7fu;
     if (magnitude > 0x7cu) return std::numeric_limits<float>::quiet_NaN();
@@ -213,6 +217,7 @@ struct e8m0 {
     const bool up = mantissa != 0 && exponent != 0xfe && !(exponent == 0 && mantissa <= 0x400000u);
     return FromBits(static_cast<std::uint8_t>(exponent + (up ? 1u : 0u)));
   }
+  // NOLINTNEXTLINE(google-explicit-constructor): exact
   constexpr operator float() const {
     if (bits == 0xff) return std::numeric_limits<float>::quiet_NaN();
     if (bits == 0) return std::bit_cast<float>(0x00400000u);  // 2^-127, an fp32 subnormal
