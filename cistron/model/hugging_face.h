@@ -44,7 +44,8 @@ struct ExportOptions {
   // The byte tokenizer's files (tokenizer_files.h); left out, with a warning, where the size of the
   // vocabulary says that another tokenizer made it.
   bool write_tokenizer = true;
-  // When not empty: a model directory whose own tokenizer files are copied instead.
+  // When not empty: a model directory whose own tokenizer files and generation_config.json are
+  // copied.
   std::filesystem::path tokenizer_from = {};
   bool overwrite =
       false;  // replace a directory that is there, in one step; otherwise kAlreadyExists

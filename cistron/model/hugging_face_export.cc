@@ -14,6 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kGenerationConfig = "generation_config.json";
 // Marks weights that PyTorch reads as they are; transformers asks for it.
 const std::map<std::string, std::string> kMetadata = {{"format", "pt"}};
 
@@ -120,7 +121,7 @@ void WriteWeights(const fs::path& directory, std::span<const Item> items,
   io::WriteNewFile(directory / "model.safetensors.index.json", io::ToJson(index));
 }
 
-void CopyTokenizer(const fs::path& from, const fs::path& to) {
+void CopyTokenizerAndGeneration(const fs::path& from, const fs::path& to) {
   constexpr const char* kFiles[] = {
       "tokenizer.json",    "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
       "added_tokens.json", "chat_template.jinja",   "vocab.json",      "merges.txt"};
@@ -129,6 +130,10 @@ void CopyTokenizer(const fs::path& from, const fs::path& to) {
     if (!fs::is_regular_file(from / name)) continue;
     io::WriteNewFile(to / name, io::ReadFile(from / name));
     any = true;
+  }
+  // Settings of sampling are its maker's, too.
+  if (fs::is_regular_file(from / kGenerationConfig)) {
+    io::WriteNewFile(to / kGenerationConfig, io::ReadFile(from / kGenerationConfig));
   }
   if (!any) LogWarning("{}: has no tokenizer files to copy", from.string());
 }
@@ -148,10 +153,10 @@ void SaveHuggingFace(const fs::path& directory, const MixtralConfig& config,
   }
   io::AtomicDirectory out(directory);
   io::WriteNewFile(out.path() / "config.json", ToJson(config, dtype));
-  io::WriteNewFile(out.path() / "generation_config.json", GenerationConfigJson(config));
+  io::WriteNewFile(out.path() / kGenerationConfig, GenerationConfigJson(config));
   WriteWeights(out.path(), items, options);
   if (!options.tokenizer_from.empty()) {
-    CopyTokenizer(options.tokenizer_from, out.path());
+    CopyTokenizerAndGeneration(options.tokenizer_from, out.path());
   } else if (options.write_tokenizer) {
     if (config.vocab_size >= kSmallestVocabulary && config.vocab_size <= kLargestVocabulary) {
       WriteTokenizerFiles(out.path(), config);

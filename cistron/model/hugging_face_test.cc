@@ -278,8 +278,10 @@ TEST_F(HuggingFace, CopiesATokenizerWhenAsked) {
   const MixtralConfig config = SmallConfig();
   fs::create_directory(directory_ / "source");
   std::ofstream(directory_ / "source/tokenizer.model") << "pieces";
+  std::ofstream(directory_ / "source/generation_config.json") << "{}";
   SaveHuggingFace(directory_ / "out", config, CountingModel(config),
                   {.tokenizer_from = directory_ / "source"});
+  EXPECT_EQ(io::ReadFile(directory_ / "out/generation_config.json"), "{}");
   EXPECT_EQ(io::ReadFile(directory_ / "out/tokenizer.model"), "pieces");
   EXPECT_FALSE(fs::exists(directory_ / "out/tokenizer.json"));
 }

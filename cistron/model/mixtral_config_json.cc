@@ -194,10 +194,13 @@ MixtralConfig ParseMixtralConfig(const std::string& text, const std::string& ori
   reader.Read("output_router_logits", c.output_router_logits);
   reader.Read("tie_word_embeddings", c.tie_word_embeddings);
   reader.Read("bos_token_id", c.bos_token_id);
-  // A list of ends is legal for generation; the first one is the model's.
+  // A list of ends is legal: the first one is the model's, and the list is kept.
+  json all_ends;
   if (const json* eos = reader.Get("eos_token_id"); eos != nullptr && eos->is_array()) {
     if (eos->empty()) reader.Fail("eos_token_id is an empty list");
-    c.eos_token_id = reader.Int("eos_token_id", (*eos)[0]);
+    for (const json& id : *eos) reader.Int("eos_token_id", id);
+    c.eos_token_id = (*eos)[0].get<std::int64_t>();
+    all_ends = *eos;
   } else {
     reader.Read("eos_token_id", c.eos_token_id);
   }
@@ -221,7 +224,9 @@ MixtralConfig ParseMixtralConfig(const std::string& text, const std::string& ori
   const auto stored = reader.String("dtype");
   if (dtype != nullptr) *dtype = stored.value_or(old_dtype.value_or("float32"));
 
-  c.extra_json = io::DumpJson(reader.Unseen());
+  json extra = reader.Unseen();
+  if (!all_ends.is_null()) extra["eos_token_id"] = all_ends;
+  c.extra_json = io::DumpJson(extra);
   try {
     Validate(c);
   } catch (const Error& e) {
@@ -260,7 +265,12 @@ std::string ToJson(const MixtralConfig& c, const std::string& dtype) {
   document["output_router_logits"] = c.output_router_logits;
   document["tie_word_embeddings"] = c.tie_word_embeddings;
   document["bos_token_id"] = optional(c.bos_token_id);
-  document["eos_token_id"] = optional(c.eos_token_id);
+  // A kept list stays as long as its first end is still the model's.
+  const auto ends = document.find("eos_token_id");
+  if (ends == document.end() || !ends->is_array() || ends->empty() ||
+      (*ends)[0] != optional(c.eos_token_id)) {
+    document["eos_token_id"] = optional(c.eos_token_id);
+  }
   document["pad_token_id"] = optional(c.pad_token_id);
   if (c.aux_scope != AuxScope::kBatch) document["cistron_aux_scope"] = "sequence";
   if (!document.contains("use_cache")) document["use_cache"] = true;

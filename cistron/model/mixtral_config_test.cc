@@ -99,6 +99,10 @@ TEST(MixtralConfig, KeepsFieldsItDoesNotKnow) {
   EXPECT_THAT(text, HasSubstr("\"use_cache\": false"));
   EXPECT_THAT(text, HasSubstr("\"pad_token_id\": 1"));
   EXPECT_THAT(text, HasSubstr("\"architectures\": [\n"));
+  MixtralConfig ends = ParseMixtralConfig(R"({"eos_token_id": [9, 2]})", "c");
+  EXPECT_THAT(ToJson(ends, "float32"), HasSubstr("\"eos_token_id\": [\n    9,\n    2\n  ]"));
+  ends.eos_token_id = 4;
+  EXPECT_THAT(ToJson(ends, "float32"), HasSubstr("\"eos_token_id\": 4,"));
   // Written and read again, nothing moves.
   std::string dtype;
   const MixtralConfig again = ParseMixtralConfig(text, "c", &dtype);
