@@ -8,6 +8,8 @@
 //          f32 (f64 for f64); a bf16 result is rounded once, after adding to c in Accumulate.
 // Layout:  rows contiguous (last stride 1), any row stride; c must not alias a or b.
 // Empty:   M or N = 0 does nothing; K = 0 writes zeros in Write and leaves c in Accumulate.
+// Bits:    the same for the same shapes, threads, instruction set and oneDNN. Where the CPU itself
+//          multiplies bf16 (AVX-512 BF16), subnormal operands count as zero.
 // Errors:  kInvalidArgument with the shapes when they do not fit.
 #pragma once
 
