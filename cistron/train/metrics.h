@@ -2,7 +2,7 @@
 //
 //   {"step": 1, "tokens_seen": 2048, "loss": …, "aux_loss": …, "grad_norm": …, "lr": …, "step_ms":
 //   …,
-//    "tokens_per_s": …, "unpadded_tokens_per_s": …, "mfu": null, "memory_peak_bytes": …,
+//    "tokens_per_s": …, "unpadded_tokens_per_s": …, "mfu": …, "memory_peak_bytes": …,
 //    "load_entropy": [L], "expert_load": [L][E], "heldout_loss": …, "heldout_bits_per_base": …}
 // loss is the cross-entropy (weighted mean over the global batch, nats), without the auxiliary
 // loss, which stands beside it, without its coefficient. expert_load is each expert's share of a

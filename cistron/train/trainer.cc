@@ -15,6 +15,7 @@
 #include "cistron/model/hugging_face.h"
 #include "cistron/train/evaluate.h"
 #include "cistron/train/expert_bases.h"
+#include "cistron/train/machine_peak.h"
 #include "cistron/train/metrics.h"
 #include "cistron/train/model_source.h"
 #include "cistron/train/prefetcher.h"
@@ -188,6 +189,12 @@ class Trainer {
   bool RunSteps(TrainOutcome& outcome) {
     const std::int64_t start = outcome.steps, total = config_.train.steps;
     MetricsWriter metrics(outcome.paths.metrics(), start);
+    flops_per_token_ = model::TrainingFlopsPerToken(config_.model, config_.data.seq_len);
+    peak_flops_ = MeasurePeakFlops(ctx_, ModelDType(config_.precision));
+    Print(fmt::format(
+        "speed: {} flop a token; this machine multiplies matrices at {:.0f} GFLOP/s, of "
+        "which MFU is the part",
+        FormatCount(flops_per_token_), peak_flops_ / 1e9));
     Progress progress(hooks_.out, start, total, config_.log.every);
     Prefetcher batches(std::move(stream_), total - start);
     while (optimizer_.step() < total) {
@@ -224,6 +231,7 @@ class Trainer {
     m.step_ms = seconds * 1e3;
     m.tokens_per_s = tokens / seconds;
     m.unpadded_tokens_per_s = static_cast<double>(fetched.batch.totals.tokens) / seconds;
+    m.mfu = m.tokens_per_s * flops_per_token_ / peak_flops_;
     m.memory_peak_bytes = PeakMemory();
     SetExpertLoad(result.expert_counts, m);
     const bool last = m.step == config_.train.steps;
@@ -303,6 +311,7 @@ class Trainer {
   std::optional<RunDirectory> directory_;
   DataPosition position_;
   std::optional<HeldoutMetrics> final_heldout_;
+  double flops_per_token_ = 0, peak_flops_ = 0;
 };
 
 }  // namespace

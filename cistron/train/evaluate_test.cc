@@ -1,0 +1,123 @@
+// Held-out loss: against whole logits, against itself cut otherwise, and a table a record.
+#include "cistron/train/evaluate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cistron/model/local_mixtral.h"
+#include "cistron/ops/cross_entropy/cross_entropy.h"
+#include "cistron/train/expert_bases.h"
+#include "cistron/train/reading_rules.h"
+#include "cistron/train/score.h"
+#include "cistron/train/tiny_run.h"
+
+namespace cistron::train {
+namespace {
+
+class EvaluateTest : public ::testing::Test {
+ protected:
+  EvaluateTest()
+      : config_(tiny_.Load("run").config),
+        corpus_(data::Corpus::Open(config_.data)),
+        stream_(corpus_),
+        model_(ops::Context(), config_.model, DType::kF32) {
+    model_.store.Initialize(7, 0.3);
+  }
+  EvaluationResult Run(std::int64_t max_tokens, std::int64_t batch_tokens) {
+    return Evaluate(model_.model, stream_, config_.data.seq_len, max_tokens, batch_tokens);
+  }
+
+  TinyRun tiny_{"evaluate"};
+  RunConfig config_;
+  std::shared_ptr<const data::Corpus> corpus_;
+  data::EvaluationStream stream_;
+  model::LocalMixtral model_;
+};
+
+TEST_F(EvaluateTest, IsTheMeanNllOfTheSoftmaxOfTheLogits) {
+  double nll = 0;
+  std::int64_t bases = 0;
+  for (std::int64_t row = 0; row < stream_.num_rows(); ++row) {
+    const data::Batch batch = stream_.Rows(row, 1);
+    const Tensor logits = model_.model.ComputeLogits(batch).logits;
+    const auto labels = batch.labels.span<std::int64_t>();
+    for (std::int64_t t = 0; t < batch.num_tokens(); ++t) {
+      const std::int64_t label = labels[static_cast<std::size_t>(t)];
+      if (label == ops::kIgnoreLabel) continue;
+      double sum = 0;
+      for (const float l : logits.Select(t).span<float>()) sum += std::exp(static_cast<double>(l));
+      nll += std::log(sum) - ElementAsDouble(logits.Select(t), label);
+      ++bases;
+    }
+  }
+  const EvaluationResult result = Run(0, 4096);
+  EXPECT_EQ(result.bases, bases);
+  EXPECT_NEAR(result.nll, nll, 1e-6 * nll);
+  EXPECT_DOUBLE_EQ(result.BitsPerBase(), result.Loss() / std::log(2.0));
+  EXPECT_DOUBLE_EQ(result.Perplexity(), std::exp(result.Loss()));
+}
+
+TEST_F(EvaluateTest, DoesNotDependOnTheBatch) {
+  const EvaluationResult one = Run(0, 1), many = Run(0, 1 << 20);
+  EXPECT_EQ(one.bases, many.bases);
+  EXPECT_NEAR(one.nll, many.nll, 1e-6 * many.nll);
+}
+
+TEST_F(EvaluateTest, ASampleIsSpreadAndAlwaysTheSame) {
+  const EvaluationResult sample = Run(96, 32);  // three rows of seven and a half
+  EXPECT_LE(sample.bases, 3 * 31);
+  EXPECT_GE(sample.bases, 2 * 15);
+  EXPECT_EQ(Run(96, 32).nll, sample.nll);
+  EXPECT_EQ(Run(1 << 20, 32).bases, Run(0, 32).bases);  // more than there is: all
+}
+
+TEST_F(EvaluateTest, ObserverSeesTheRoutingOfEveryToken) {
+  ExpertBaseCounts counts("ACGT", 2, 4);
+  Evaluate(model_.model, stream_, config_.data.seq_len, 0, 64,
+           [&](const data::Batch& batch, const Tensor& experts) { counts.Add(batch, experts); });
+  std::int64_t letters = 0;
+  for (std::int64_t row = 0; row < stream_.num_rows(); ++row) {
+    for (const std::int64_t token : stream_.Rows(row, 1).tokens.span<std::int64_t>()) {
+      letters += std::string("ACGT").find(static_cast<char>(token)) != std::string::npos;
+    }
+  }
+  for (std::int64_t layer = 0; layer < 2; ++layer) {
+    std::int64_t sum = 0;
+    for (std::int64_t expert = 0; expert < 4; ++expert) {
+      for (std::size_t base = 0; base < 4; ++base) sum += counts.count(layer, expert, base);
+    }
+    EXPECT_EQ(sum, 2 * letters);  // top-2
+  }
+}
+
+TEST_F(EvaluateTest, RecordsAddUpToTheFile) {
+  std::ofstream(tiny_.path("records.fa")) << ">long\n"
+                                          << std::string(100, 'A') << "\n>one\nA\n>n\n"
+                                          << std::string(40, 'N') << "\n>last\nACGTACGT\n";
+  const auto corpus =
+      data::Corpus::Open(WholeFile(tiny_.path("records.fa"), RulesOf(config_.data)));
+  const data::EvaluationStream stream(corpus, data::Part::kAll);
+  std::vector<EvaluationResult> records;
+  for (const std::int64_t batch_tokens : {1, 64, 4096}) {
+    SCOPED_TRACE(batch_tokens);
+    records.clear();
+    ScoreRecords(model_.model, *corpus, stream, batch_tokens,
+                 [&](std::int64_t index, const EvaluationResult& r) {
+                   EXPECT_EQ(index, static_cast<std::int64_t>(records.size()));
+                   records.push_back(r);
+                 });
+    ASSERT_EQ(records.size(), 4u);
+    EXPECT_EQ(records[0].bases,
+              100 - 4);  // windows of 32, 32, 32 and 4; the first of each is given
+    EXPECT_EQ(records[1].bases, 0);
+    EXPECT_EQ(records[2].bases, 0);
+    EXPECT_EQ(records[3].bases, 7);
+    const EvaluationResult all =
+        Evaluate(model_.model, stream, config_.data.seq_len, 0, batch_tokens);
+    EXPECT_NEAR(records[0].nll + records[3].nll, all.nll, 1e-6 * all.nll);
+  }
+}
+
+}  // namespace
+}  // namespace cistron::train

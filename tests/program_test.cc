@@ -1,0 +1,186 @@
+// The program from outside: exit statuses, error texts, signals.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "cistron/io/file.h"
+#include "cistron/train/tiny_run.h"
+#include "tests/subprocess.h"
+
+namespace cistron {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class ProgramTest : public ::testing::Test {
+ protected:
+  struct Result {
+    int status;
+    std::string out, err;
+  };
+  Result Run(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), CISTRON_PROGRAM);
+    testing::Process process(tiny_.path("."), arguments);
+    const int status = process.Wait();
+    return {status, process.Output(), process.Errors()};
+  }
+  Result Train(const std::vector<std::string>& overrides) {
+    std::vector<std::string> arguments = tiny_.Overrides("run", overrides);
+    arguments.insert(arguments.begin(), "train");
+    return Run(arguments);
+  }
+  std::string File(const std::string& name, const std::string& content) {
+    std::ofstream(tiny_.path(name), std::ios::binary) << content;
+    return tiny_.path(name).string();
+  }
+  static std::string Golden(const std::string& name) {
+    return std::string(CISTRON_SOURCE_DIR) + "/tests/golden/" + name;
+  }
+
+  train::TinyRun tiny_{"program"};
+};
+
+TEST_F(ProgramTest, HelpOfEveryVerbHasExamplesAndSucceeds) {
+  const Result all = Run({"--help"});
+  EXPECT_EQ(all.status, 0);
+  EXPECT_THAT(all.out, HasSubstr("Exit status"));
+  for (const char* verb : {"train", "eval", "score", "baseline", "convert", "report", "inspect",
+                           "info", "verify", "bench"}) {
+    SCOPED_TRACE(verb);
+    EXPECT_THAT(all.out, HasSubstr(verb));
+    const Result help = Run({verb, "--help"});
+    EXPECT_EQ(help.status, 0);
+    EXPECT_THAT(help.out, ContainsRegex("Example"));
+  }
+  EXPECT_THAT(Run({"train", "--help"}).out, HasSubstr("model.num_experts_per_tok"));
+  EXPECT_THAT(Run({"--version"}).out, StartsWith("cistron "));
+}
+
+TEST_F(ProgramTest, WrongUsageIsStatusTwoAndOneScreen) {
+  const std::vector<std::vector<std::string>> cases = {
+      {},
+      {"trian"},
+      {"train", "--no-such-option"},
+      {"train", "seed"},
+      {"train", "sed=1"},
+      {"train", "--config-name", "no_such_preset"},
+      {"eval"},
+      {"eval", "/nonexistent"},
+      {"convert", "/nonexistent", "/tmp/never"},
+      {"report", "/nonexistent"},
+      {"inspect", "/nonexistent"},
+      {"verify", "/nonexistent"},
+      {"bench", "--model", "huge"},
+  };
+  for (const auto& arguments : cases) {
+    const Result r = Run(arguments);
+    SCOPED_TRACE(arguments.empty() ? "(nothing)" : arguments.back());
+    EXPECT_EQ(r.status, 2) << r.err;
+    EXPECT_THAT(r.err, StartsWith("error: "));
+    EXPECT_LT(std::count(r.err.begin(), r.err.end(), '\n'), 24);
+  }
+}
+
+TEST_F(ProgramTest, BadInputIsStatusTwoAndLeavesNothing) {
+  const std::string dna = "ACGTTGCATT";
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"data.train=" + tiny_.path("missing.fa").string(), "missing.fa"},
+      {"data.train=" + File("empty.fa", ""), "empty"},
+      {"data.train=" + File("text.fa", "Dear all,\nthis is no sequence\n"), "text.fa:1"},
+      {"data.train=" + File("protein.fa", ">p\nMKVLAAGIVGLLLAQPS\n"), "protein.fa:2"},
+      {"data.train=" + File("headers.fa", ">a\n>b\n"), "no sequence"},
+      {"data.train=" + File("nul.fa", ">n\nACGT" + std::string(1, '\0') + "ACGT\n"), "nul.fa:2"},
+      {"data.train=" + File("torn.fa.gz", "\x1f\x8b\x08"), "torn.fa.gz"},
+      {"data.train_fraction=1", "held-out"},
+      {"batch.global_tokens=1e6", "batch.global_tokens"},
+      {"model.num_experts_per_tok=5", "5 of 4 experts"},
+      {"model.hidden_size=17", "not divisible"},
+      {"output=/proc/no/such", "output=/proc/no/such"},
+      {"output=" + tiny_.path("tiny.fa").string(), "not a directory"},
+      {"init.from=" + tiny_.path("nothing").string(), "nothing"},
+  };
+  for (const auto& [key, text] : cases) {
+    SCOPED_TRACE(key);
+    const Result r = Train({key});
+    EXPECT_EQ(r.status, 2);
+    EXPECT_THAT(r.err, AllOf(StartsWith("error: "), HasSubstr(text)));
+    EXPECT_FALSE(fs::exists(tiny_.path("run")));
+  }
+}
+
+TEST_F(ProgramTest, NonFiniteLossIsStatusTwoWithStepAndLayer) {
+  const Result r = Train({"optim.lr=1e30", "optim.warmup_steps=0"});
+  EXPECT_EQ(r.status, 2);
+  EXPECT_THAT(r.err, AllOf(HasSubstr("step 2"), HasSubstr("layer")));
+}
+
+TEST_F(ProgramTest, VerifySaysYesAndNo) {
+  const Result good = Run({"verify", Golden("mixtral_tiny")});
+  EXPECT_EQ(good.status, 0) << good.out << good.err;
+  EXPECT_THAT(good.out, HasSubstr("train.grad_norm"));
+  // The weights of another run: every value is off.
+  fs::copy(Golden("mixtral_tiny"), tiny_.path("wrong"));
+  std::fstream weights(tiny_.path("wrong") / "model.safetensors",
+                       std::ios::in | std::ios::out | std::ios::binary);
+  weights.seekp(-4, std::ios::end);
+  const float huge = 1e3f;
+  weights.write(reinterpret_cast<const char*>(&huge), sizeof(huge));
+  weights.close();
+  EXPECT_EQ(Run({"verify", tiny_.path("wrong").string()}).status, 1);
+}
+
+TEST_F(ProgramTest, TrainThenEvalScoreConvertInspectReport) {
+  const Result trained = Train({});
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  EXPECT_THAT(trained.out, AllOf(HasSubstr("bits per base"), HasSubstr("Markov")));
+  const std::string run = tiny_.path("run").string(), fasta = tiny_.path("tiny.fa").string();
+  EXPECT_TRUE(fs::exists(tiny_.path("run") / "report.html"));
+
+  const Result held_out = Run({"eval", run});
+  EXPECT_EQ(held_out.status, 0) << held_out.err;
+  EXPECT_THAT(held_out.out, HasSubstr("held-out\t212\t"));
+  const Result files = Run({"eval", run + "/final", "--data", fasta, fasta});
+  EXPECT_EQ(files.status, 0) << files.err;
+  EXPECT_THAT(files.out, HasSubstr("all\t"));
+
+  const Result score = Run({"score", run, "--data", fasta, "--output", run + "/scores.tsv"});
+  EXPECT_EQ(score.status, 0) << score.err;
+  EXPECT_THAT(io::ReadFile(tiny_.path("run") / "scores.tsv"),
+              AllOf(HasSubstr("\tfirst\t3000\t"), HasSubstr("\tsecond\t1500\t")));
+
+  const std::string stacked = tiny_.path("stacked").string(), again = tiny_.path("again").string(),
+                    checkpoint = tiny_.path("checkpoint").string();
+  EXPECT_EQ(Run({"convert", run, stacked, "--layout", "stacked"}).status, 0);
+  EXPECT_EQ(Run({"convert", stacked, checkpoint}).status, 0);
+  EXPECT_EQ(Run({"convert", checkpoint, again}).status, 0);
+  EXPECT_EQ(io::ReadFile(tiny_.path("again") / "model.safetensors"),
+            io::ReadFile(tiny_.path("run") / "final" / "model.safetensors"));
+  EXPECT_EQ(Run({"convert", run, again}).status, 2);  // exists
+
+  const Result inspected = Run({"inspect", run + "/checkpoints/step-00000010"});
+  EXPECT_EQ(inspected.status, 0) << inspected.err;
+  EXPECT_THAT(inspected.out,
+              AllOf(HasSubstr("moment1/lm_head.weight"), HasSubstr("checksums hold")));
+  EXPECT_EQ(Run({"report", run, "--output", run + "/other.html"}).status, 0);
+  EXPECT_EQ(Run({"baseline", run, "--max-order", "3"}).status, 0);
+}
+
+TEST_F(ProgramTest, WeightsAloneDoNotResume) {
+  ASSERT_EQ(Train({}).status, 0);
+  const std::string run = tiny_.path("run").string();
+  // A checkpoint without optimiser state in place of the run's own.
+  ASSERT_EQ(Run({"convert", run + "/final", run + "/weights"}).status, 0);
+  fs::remove_all(tiny_.path("run") / "checkpoints");
+  fs::rename(tiny_.path("run") / "weights", tiny_.path("run") / "checkpoints");
+  const Result r = Train({});
+  EXPECT_EQ(r.status, 2);
+  EXPECT_THAT(r.err, HasSubstr("init.from="));
+}
+
+}  // namespace
+}  // namespace cistron
