@@ -78,7 +78,8 @@ TEST_F(EvaluateTest, ObserverSeesTheRoutingOfEveryToken) {
            [&](const data::Batch& batch, const Tensor& experts) { counts.Add(batch, experts); });
   std::int64_t letters = 0;
   for (std::int64_t row = 0; row < stream_.num_rows(); ++row) {
-    for (const std::int64_t token : stream_.Rows(row, 1).tokens.span<std::int64_t>()) {
+    const data::Batch batch = stream_.Rows(row, 1);  // outlives the loop over its tokens
+    for (const std::int64_t token : batch.tokens.span<std::int64_t>()) {
       letters += std::string("ACGT").find(static_cast<char>(token)) != std::string::npos;
     }
   }
