@@ -15,6 +15,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 class ProgramTest : public ::testing::Test {
@@ -37,6 +38,11 @@ class ProgramTest : public ::testing::Test {
   std::string File(const std::string& name, const std::string& content) {
     std::ofstream(tiny_.path(name), std::ios::binary) << content;
     return tiny_.path(name).string();
+  }
+  static std::string Bases(std::size_t count) {
+    std::string bases;
+    for (std::size_t i = 0; i < count; ++i) bases += "ACGTTGCATT"[i % 10];
+    return bases;
   }
   static std::string Golden(const std::string& name) {
     return std::string(CISTRON_SOURCE_DIR) + "/tests/golden/" + name;
@@ -87,7 +93,6 @@ TEST_F(ProgramTest, WrongUsageIsStatusTwoAndOneScreen) {
 }
 
 TEST_F(ProgramTest, BadInputIsStatusTwoAndLeavesNothing) {
-  const std::string dna = "ACGTTGCATT";
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"data.train=" + tiny_.path("missing.fa").string(), "missing.fa"},
       {"data.train=" + File("empty.fa", ""), "empty"},
@@ -97,6 +102,11 @@ TEST_F(ProgramTest, BadInputIsStatusTwoAndLeavesNothing) {
       {"data.train=" + File("nul.fa", ">n\nACGT" + std::string(1, '\0') + "ACGT\n"), "nul.fa:2"},
       {"data.train=" + File("torn.fa.gz", "\x1f\x8b\x08"), "torn.fa.gz"},
       {"data.train_fraction=1", "held-out"},
+      {"data.train=" + File("n_last.fa", ">a\n" + Bases(1900) + std::string(200, 'N') + "\n"),
+       "no base to score"},
+      {"data.train=" + File("n_first.fa", ">a\n" + std::string(1900, 'N') + Bases(100) + "\n"),
+       "data.soft_mask_weight"},
+      {"data.stride=33", "data.stride = 33"},
       {"batch.global_tokens=1e6", "batch.global_tokens"},
       {"model.num_experts_per_tok=5", "5 of 4 experts"},
       {"model.hidden_size=17", "not divisible"},
@@ -132,6 +142,10 @@ TEST_F(ProgramTest, VerifySaysYesAndNo) {
   weights.write(reinterpret_cast<const char*>(&huge), sizeof(huge));
   weights.close();
   EXPECT_EQ(Run({"verify", tiny_.path("wrong").string()}).status, 1);
+  File("wrong/about.json", "{\"gap\": Infinity}");
+  const Result no_json = Run({"verify", tiny_.path("wrong").string()});
+  EXPECT_EQ(no_json.status, 2);
+  EXPECT_THAT(no_json.err, AllOf(HasSubstr("about.json"), HasSubstr("line 1")));
 }
 
 TEST_F(ProgramTest, TrainThenEvalScoreConvertInspectReport) {
@@ -144,6 +158,15 @@ TEST_F(ProgramTest, TrainThenEvalScoreConvertInspectReport) {
   const Result held_out = Run({"eval", run});
   EXPECT_EQ(held_out.status, 0) << held_out.err;
   EXPECT_THAT(held_out.out, HasSubstr("held-out\t212\t"));
+  const Result shorter = Run({"eval", run, "--seq-len", "16"});
+  EXPECT_EQ(shorter.status, 0) << shorter.err;
+  EXPECT_THAT(shorter.out, AllOf(HasSubstr("held-out\t"), Not(HasSubstr("held-out\t212\t"))));
+  const Result other_letters = Run({"eval", run, "--alphabet", "rna"});
+  EXPECT_EQ(other_letters.status, 2);
+  EXPECT_THAT(other_letters.err, HasSubstr("--alphabet"));
+  const Result unknown = Run({"eval", run, "--data", File("n.fa", ">n\nNNNNNNNN\n")});
+  EXPECT_EQ(unknown.status, 0) << unknown.err;
+  EXPECT_THAT(unknown.out, HasSubstr("n.fa\t0\tNA\tNA\tNA\n"));
   const Result files = Run({"eval", run + "/final", "--data", fasta, fasta});
   EXPECT_EQ(files.status, 0) << files.err;
   EXPECT_THAT(files.out, HasSubstr("all\t"));
@@ -161,6 +184,11 @@ TEST_F(ProgramTest, TrainThenEvalScoreConvertInspectReport) {
   EXPECT_EQ(io::ReadFile(tiny_.path("again") / "model.safetensors"),
             io::ReadFile(tiny_.path("run") / "final" / "model.safetensors"));
   EXPECT_EQ(Run({"convert", run, again}).status, 2);  // exists
+  const std::string sharded = tiny_.path("sharded").string();
+  EXPECT_EQ(Run({"convert", again, sharded, "--to", "checkpoint", "--max-shard-gib", "1"}).status,
+            2);
+  EXPECT_EQ(Run({"convert", again, sharded, "--max-shard-gib", "1"}).status, 0);
+  EXPECT_TRUE(fs::exists(tiny_.path("sharded") / "config.json"));
 
   const Result inspected = Run({"inspect", run + "/checkpoints/step-00000010"});
   EXPECT_EQ(inspected.status, 0) << inspected.err;
@@ -168,6 +196,27 @@ TEST_F(ProgramTest, TrainThenEvalScoreConvertInspectReport) {
               AllOf(HasSubstr("moment1/lm_head.weight"), HasSubstr("checksums hold")));
   EXPECT_EQ(Run({"report", run, "--output", run + "/other.html"}).status, 0);
   EXPECT_EQ(Run({"baseline", run, "--max-order", "3"}).status, 0);
+}
+
+TEST_F(ProgramTest, WhatTrainReadsEvalAndScoreReadToo) {
+  const auto line = [](const std::string& field, char tag) {
+    return "{\"" + field + "\": \"" + tag + "E.coli" + tag + Bases(2000) + "\"}\n";
+  };
+  const std::string file = File("tags.jsonl", line("dna", '#'));
+  const Result trained =
+      Train({"data.train=" + file, "data.json_field=dna", "data.tag_delimiters=[\"#\"]"});
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  const std::string model = tiny_.path("run/final").string();
+  const std::string other = File("other.jsonl", line("seq", '%'));
+  for (const char* verb : {"eval", "score"}) {
+    SCOPED_TRACE(verb);
+    const Result same = Run({verb, model, "--data", file});
+    EXPECT_EQ(same.status, 0) << same.err;
+    EXPECT_EQ(Run({verb, model, "--data", other}).status, 2);
+    const Result told =
+        Run({verb, model, "--json-field", "seq", "--tag-delimiters", "%", "--data", other});
+    EXPECT_EQ(told.status, 0) << told.err;
+  }
 }
 
 TEST_F(ProgramTest, WeightsAloneDoNotResume) {

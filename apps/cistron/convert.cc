@@ -32,7 +32,7 @@ class ConvertCommand final : public Command {
                    "one tensor an expert as in the published Mixtral, or stacked experts");
     options.Choice("--dtype", dtype_, {"", "float32", "bfloat16", "float16"},
                    "of the Hugging Face weights; empty: as the source");
-    options.Option("--max-shard-gib", max_shard_gib_, "largest weight file");
+    options.Option("--max-shard-gib", max_shard_gib_, "largest Hugging Face weight file; 0: 5");
   }
 
   int Run() override {
@@ -40,12 +40,13 @@ class ConvertCommand final : public Command {
     if (std::filesystem::exists(target_)) {
       CISTRON_THROW(kAlreadyExists, "{}: exists already; give another directory", target_);
     }
-    if (max_shard_gib_ <= 0) {
-      CISTRON_THROW(kInvalidArgument, "--max-shard-gib={}: not above 0", max_shard_gib_);
+    if (!(max_shard_gib_ >= 0)) {
+      CISTRON_THROW(kInvalidArgument, "--max-shard-gib={}: is negative", max_shard_gib_);
     }
-    const bool asks_hugging_face = to_ == "huggingface" || !layout_.empty() || !dtype_.empty();
-    if (to_ == "checkpoint" && (!layout_.empty() || !dtype_.empty())) {
-      CISTRON_THROW(kInvalidArgument, "--layout and --dtype are for --to huggingface");
+    const bool asks_hugging_face = !layout_.empty() || !dtype_.empty() || max_shard_gib_ > 0;
+    if (to_ == "checkpoint" && asks_hugging_face) {
+      CISTRON_THROW(kInvalidArgument,
+                    "--layout, --dtype and --max-shard-gib are for --to huggingface");
     }
     const bool to_checkpoint =
         to_ == "checkpoint" ||
@@ -63,7 +64,9 @@ class ConvertCommand final : public Command {
     options.dtype = dtype == "bfloat16"  ? DType::kBF16
                     : dtype == "float16" ? DType::kF16
                                          : DType::kF32;
-    options.max_shard_bytes = static_cast<std::int64_t>(max_shard_gib_ * (1 << 30));
+    if (max_shard_gib_ > 0) {
+      options.max_shard_bytes = static_cast<std::int64_t>(max_shard_gib_ * (1 << 30));
+    }
     if (source.kind == train::ModelKind::kHuggingFace) options.tokenizer_from = source.path;
     model::SaveHuggingFace(target_, m.config, m.tensors, options);
     fmt::print("{}\n", target_);
@@ -72,7 +75,7 @@ class ConvertCommand final : public Command {
 
  private:
   std::string source_, target_, to_, layout_, dtype_;
-  double max_shard_gib_ = 5;
+  double max_shard_gib_ = 0;
 };
 
 }  // namespace

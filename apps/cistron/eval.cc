@@ -22,7 +22,9 @@ class EvalCommand final : public Command {
            "overlap,\n"
            "forward strand; the first base of each and degenerate bases are not scored. The loss "
            "is a\n"
-           "mean over bases, in nats. Prints a tab-separated line a file and one for all.\n"
+           "mean over bases, in nats. Prints a tab-separated line a file and one for all; NA "
+           "where\n"
+           "nothing can be scored.\n"
            "Examples:\n"
            "  cistron eval runs/L0_sanity                   (the held-out part of the run)\n"
            "  cistron eval runs/L0_sanity/final --data genome.fa.gz plasmid.fa\n"
@@ -32,6 +34,13 @@ class EvalCommand final : public Command {
 
   int Run() override {
     evaluation_.Prepare();
+    const std::string option = evaluation_.FileOption();
+    if (evaluation_.files().empty() && !option.empty()) {
+      CISTRON_THROW(kInvalidArgument,
+                    "{}: the held-out part of a run is read as the run was; the option is for "
+                    "--data FILE",
+                    option);
+    }
     const auto m = evaluation_.Load();
     fmt::print("file\tbases\tloss\tperplexity\tbits_per_base\n");
     if (evaluation_.files().empty()) {
@@ -53,8 +62,7 @@ class EvalCommand final : public Command {
 
  private:
   static void Line(const std::string& what, const train::EvaluationResult& r) {
-    fmt::print("{}\t{}\t{:.6f}\t{:.6f}\t{:.6f}\n", what, r.bases, r.Loss(), r.Perplexity(),
-               r.BitsPerBase());
+    fmt::print("{}\t{}\t{}\n", what, r.bases, Columns(r));
   }
 
   void HeldoutOfRun(model::LocalMixtral& m) {
@@ -64,10 +72,11 @@ class EvalCommand final : public Command {
                     "{}: only a run directory has held-out data of its own; give --data FILE",
                     run.root.string());
     }
-    const train::RunConfig config = train::LoadRunConfig(run.config(), {}).config;
-    const data::EvaluationStream stream(data::Corpus::Open(config.data));
-    Line("held-out",
-         train::Evaluate(m.model, stream, config.data.seq_len, 0, evaluation_.batch_tokens()));
+    data::DataConfig data = train::LoadRunConfig(run.config(), {}).config.data;
+    data.seq_len = evaluation_.rules().seq_len;
+    data.stride = 0;  // of training windows, which are not read here
+    const data::EvaluationStream stream(data::Corpus::Open(data));
+    Line("held-out", train::Evaluate(m.model, stream, data.seq_len, 0, evaluation_.batch_tokens()));
   }
 
   EvaluationOptions evaluation_;

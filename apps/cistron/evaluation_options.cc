@@ -1,5 +1,7 @@
 #include "apps/cistron/evaluation_options.h"
 
+#include <fmt/format.h>
+
 #include "apps/cistron/precision.h"
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
@@ -13,6 +15,10 @@ void EvaluationOptions::Declare(Options& options) {
   options.Option("--seq-len", seq_len_, "tokens of a window; 0: as the model was trained");
   options.Choice("--alphabet", alphabet_, {"", "dna", "rna", "protein", "bytes"},
                  "letters of the files; empty: as the model was trained");
+  options.Option("--tag-delimiters", tag_delimiters_,
+                 "bytes, as #; text between two of the same is not scored; empty: as trained");
+  options.Option("--json-field", json_field_,
+                 "field of JSONL records; empty: as the model was trained");
   options.Choice("--precision", precision_, {"fp32", "bf16", "fp64"}, "number format");
   options.Option("--batch-tokens", batch_tokens_, "tokens computed at once");
   options.Option("--threads", threads_, "0: all that the machine grants");
@@ -22,10 +28,10 @@ void EvaluationOptions::Prepare() {
   if (threads_ > 0) SetNumThreads(static_cast<int>(threads_));
   const model::MixtralConfig config = train::ReadModelConfig(train::FindModel(model_));
   rules_ = train::GetReadingRules(config);
-  if (alphabet_ == "dna") rules_.alphabet = data::Alphabet::kDna;
-  if (alphabet_ == "rna") rules_.alphabet = data::Alphabet::kRna;
-  if (alphabet_ == "protein") rules_.alphabet = data::Alphabet::kProtein;
-  if (alphabet_ == "bytes") rules_.alphabet = data::Alphabet::kBytes;
+  if (!alphabet_.empty()) rules_.alphabet = data::FindAlphabet(alphabet_).value();
+  if (!json_field_.empty()) rules_.json_field = json_field_;
+  if (!tag_delimiters_.empty()) rules_.tag_delimiters.clear();
+  for (const char byte : tag_delimiters_) rules_.tag_delimiters.emplace_back(1, byte);
   if (seq_len_ != 0) rules_.seq_len = seq_len_;
   if (rules_.seq_len < 2 || rules_.seq_len > config.max_position_embeddings) {
     CISTRON_THROW(kInvalidArgument,
@@ -33,6 +39,17 @@ void EvaluationOptions::Prepare() {
                   "max_position_embeddings, {}",
                   rules_.seq_len, config.max_position_embeddings);
   }
+}
+
+std::string EvaluationOptions::FileOption() const {
+  if (!alphabet_.empty()) return "--alphabet";
+  if (!tag_delimiters_.empty()) return "--tag-delimiters";
+  return json_field_.empty() ? "" : "--json-field";
+}
+
+std::string Columns(const train::EvaluationResult& r) {
+  if (r.bases == 0) return "NA\tNA\tNA";
+  return fmt::format("{:.6f}\t{:.6f}\t{:.6f}", r.Loss(), r.Perplexity(), r.BitsPerBase());
 }
 
 std::unique_ptr<model::LocalMixtral> EvaluationOptions::Load() const {

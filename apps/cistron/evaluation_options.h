@@ -7,6 +7,7 @@
 
 #include "apps/cistron/command.h"
 #include "cistron/model/local_mixtral.h"
+#include "cistron/train/evaluate.h"
 #include "cistron/train/reading_rules.h"
 
 namespace cistron::app {
@@ -21,13 +22,18 @@ class EvaluationOptions {
   const std::string& model_path() const { return model_; }
   const std::vector<std::string>& files() const { return files_; }
   const train::ReadingRules& rules() const { return rules_; }
+  // An option given that says how files are read, "--alphabet"; empty when there is none.
+  std::string FileOption() const;
   std::int64_t batch_tokens() const { return batch_tokens_; }
 
  private:
-  std::string model_, precision_ = "fp32", alphabet_;
+  std::string model_, precision_ = "fp32", alphabet_, tag_delimiters_, json_field_;
   std::vector<std::string> files_;
   std::int64_t seq_len_ = 0, batch_tokens_ = 4096, threads_ = 0;
   train::ReadingRules rules_;
 };
+
+// Loss, perplexity and bits per base as columns; NA where nothing was scored.
+std::string Columns(const train::EvaluationResult& result);
 
 }  // namespace cistron::app

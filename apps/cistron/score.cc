@@ -41,11 +41,8 @@ class ScoreCommand final : public Command {
       train::ScoreRecords(m->model, *corpus, stream, evaluation_.batch_tokens(),
                           [&](std::int64_t index, const train::EvaluationResult& r) {
                             const data::RecordInfo info = corpus->record(index);
-                            table += fmt::format("{}\t{}\t{}\t{}\t", file, info.name, info.length,
-                                                 r.bases);
-                            table += r.bases > 0 ? fmt::format("{:.6f}\t{:.6f}\t{:.6f}\n", r.Loss(),
-                                                               r.Perplexity(), r.BitsPerBase())
-                                                 : std::string("NA\tNA\tNA\n");
+                            table += fmt::format("{}\t{}\t{}\t{}\t{}\n", file, info.name,
+                                                 info.length, r.bases, Columns(r));
                             if (output_.empty()) Flush(table);
                           });
     }

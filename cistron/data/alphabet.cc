@@ -101,6 +101,13 @@ std::string_view AlphabetName(Alphabet alphabet) {
   return "unknown";
 }
 
+std::optional<Alphabet> FindAlphabet(std::string_view name) {
+  for (const Alphabet a : {Alphabet::kDna, Alphabet::kRna, Alphabet::kProtein, Alphabet::kBytes}) {
+    if (AlphabetName(a) == name) return a;
+  }
+  return std::nullopt;
+}
+
 std::string ExplainIllegalByte(Alphabet alphabet, unsigned char byte, std::string_view near) {
   const std::string what =
       fmt::format("character {} is not of the alphabet '{}'", Show(byte), AlphabetName(alphabet));

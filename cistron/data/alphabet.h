@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -56,6 +57,8 @@ class ByteTable {
 
 // "dna", "rna", "protein", "bytes".
 std::string_view AlphabetName(Alphabet alphabet);
+// The alphabet of that name; nothing for other texts.
+std::optional<Alphabet> FindAlphabet(std::string_view name);
 
 // What is wrong with an illegal byte and what to do: "character 'E' (0x45) is not DNA; …".
 // `near` is text around it, by which protein is told from a stray character.

@@ -16,7 +16,11 @@ namespace {
 void CheckConfig(const DataConfig& c) {
   CISTRON_CHECK(!c.train.empty(), "data.train names no file; give at least one");
   CISTRON_CHECK(c.seq_len >= 2, "data.seq_len = {}: a window needs at least 2 tokens", c.seq_len);
-  CISTRON_CHECK(c.stride >= 0, "data.stride = {} is negative; 0 stands for seq_len", c.stride);
+  CISTRON_CHECK(
+      c.stride >= 0 && c.stride <= c.seq_len,
+      "data.stride = {} is not in [1, data.seq_len = {}], nor 0, which stands for seq_len: "
+      "a larger one would leave bases between windows unread",
+      c.stride, c.seq_len);
   CISTRON_CHECK(c.reverse_complement >= 0 && c.reverse_complement <= 1,
                 "data.reverse_complement = {} is not a probability in [0, 1]",
                 c.reverse_complement);

@@ -40,7 +40,7 @@ struct DataConfig {
   Alphabet alphabet = Alphabet::kDna;
   SplitRule split;
   std::int64_t seq_len = 512;
-  std::int64_t stride = 0;          // between the starts of training windows; 0: seq_len
+  std::int64_t stride = 0;  // between the starts of training windows, ≤ seq_len; 0: seq_len
   double reverse_complement = 0.5;  // probability, DNA and RNA only
   bool upper_case = true;           // not for bytes
   double soft_mask_weight = 1.0;    // weight of a lower-case base's label; 0 masks it

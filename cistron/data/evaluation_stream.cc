@@ -6,6 +6,7 @@
 #include "cistron/data/batch_builder.h"
 #include "cistron/data/corpus_impl.h"
 #include "cistron/data/stream.h"
+#include "cistron/ops/cross_entropy/cross_entropy.h"
 
 namespace cistron::data {
 
@@ -47,6 +48,12 @@ EvaluationStream::EvaluationStream(std::shared_ptr<const Corpus> corpus, Part pa
         kBadInput, "data: the part to evaluate holds no window; {}",
         part == Part::kHeldout ? "hold something out with data.split" : "give longer records");
   }
+  if (part == Part::kHeldout && !AnyScored()) {
+    CISTRON_THROW(kBadInput,
+                  "data: the held-out part has no base to score: all are degenerate, in tags, or "
+                  "the first of their window; lower data.train_fraction, hold out other data, or "
+                  "set data.split=none");
+  }
 }
 
 EvaluationStream::~EvaluationStream() = default;
@@ -63,6 +70,16 @@ EvaluationRow EvaluationStream::Row(std::int64_t row) const {
   const std::int64_t first = impl_->corpus->impl().first_record[static_cast<std::size_t>(s.file)];
   const std::int64_t before = s.begin_token && place.start > 0 ? 1 : 0;
   return {first + s.record, s.begin + place.start - before, place.length};
+}
+
+bool EvaluationStream::AnyScored() const {
+  for (std::int64_t row = 0; row < num_rows(); ++row) {
+    const Batch batch = Rows(row, 1);
+    for (const std::int64_t label : batch.labels.span<std::int64_t>()) {
+      if (label != ops::kIgnoreLabel) return true;
+    }
+  }
+  return false;
 }
 
 Batch EvaluationStream::Rows(std::int64_t begin, std::int64_t count) const {

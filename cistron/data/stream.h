@@ -59,7 +59,7 @@ struct GlobalBatch {
 class TrainingStream {
  public:
   // Throws when global_tokens is not a positive multiple of seq_len, or exceeds the tokens of an
-  // epoch.
+  // epoch; and when no label of the training part has any weight.
   TrainingStream(std::shared_ptr<const Corpus> corpus, std::uint64_t seed,
                  std::int64_t global_tokens);
   ~TrainingStream();
@@ -94,7 +94,8 @@ struct EvaluationRow {
 // all other weights are 1. A window of one token has nothing to score and is left out.
 class EvaluationStream {
  public:
-  // Throws when the part has no window.
+  // Throws when the part has no window, or is the held-out part and has nothing to score. (Files
+  // that are evaluated whole may have records, or be, without a base to score.)
   explicit EvaluationStream(std::shared_ptr<const Corpus> corpus, Part part = Part::kHeldout);
   ~EvaluationStream();
   EvaluationStream(EvaluationStream&&) noexcept;
@@ -108,6 +109,9 @@ class EvaluationStream {
   Batch Rows(std::int64_t begin, std::int64_t count) const;
 
  private:
+  // Reads up to the first label that is scored.
+  bool AnyScored() const;
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

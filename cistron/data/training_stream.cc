@@ -17,6 +17,22 @@ std::uint64_t Key(std::uint64_t seed, std::string_view name, std::uint64_t a, st
   return Mix64(Mix64(Mix64(Mix64(seed) ^ HashName(name)) ^ a) ^ b);
 }
 
+// Whether any token but the first of its segment has weight as a label. Reads up to the first.
+bool HasLabel(const Corpus::Impl& data) {
+  WindowTokens window;
+  for (const Segment& segment : data.train) {
+    const std::int64_t n = segment.tokens();
+    for (std::int64_t start = 0; start < n; start += kCheckpointBases) {
+      data.ReadWindow(segment, start, std::min(kCheckpointBases, n - start), false, window);
+      const auto labels = window.label_weights.begin() + (start == 0 ? 1 : 0);
+      if (std::any_of(labels, window.label_weights.end(), [](float w) { return w > 0; })) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 struct TrainingStream::Impl {
@@ -134,6 +150,13 @@ TrainingStream::TrainingStream(std::shared_ptr<const Corpus> corpus, std::uint64
       "batch.global_tokens = {} is more than the training data hold: an epoch has {:.0f} tokens; "
       "lower it, or add data",
       global_tokens, tokens_per_epoch());
+  if (!HasLabel(impl_->data())) {
+    CISTRON_THROW(
+        kBadInput,
+        "data.train: no base has weight as a label: all are degenerate, in tags, or lower "
+        "case with data.soft_mask_weight = {}",
+        impl_->data().config.soft_mask_weight);
+  }
 }
 
 TrainingStream::~TrainingStream() = default;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "cistron/base/error.h"
@@ -10,7 +11,7 @@
 namespace cistron::train {
 
 double EvaluationResult::Loss() const {
-  return bases > 0 ? nll / static_cast<double>(bases) : 0.0;
+  return bases > 0 ? nll / static_cast<double>(bases) : std::numeric_limits<double>::quiet_NaN();
 }
 double EvaluationResult::Perplexity() const {
   return std::exp(Loss());
@@ -68,6 +69,10 @@ EvaluationResult Evaluate(model::Mixtral& model, const data::EvaluationStream& s
                   "evaluation: the loss is {}; the model's weights or the "
                   "activations are not finite",
                   sum.nll);
+  }
+  // A sample may lie in a stretch of N.
+  if (sum.bases == 0 && wanted < rows) {
+    return Evaluate(model, stream, seq_len, 0, batch_tokens, observer);
   }
   return sum;
 }

@@ -15,7 +15,7 @@ struct EvaluationResult {
   double nll = 0;          // Σ over scored bases, nats
   std::int64_t bases = 0;  // scored
 
-  double Loss() const;  // nats a base
+  double Loss() const;  // nats a base; as the next two not a number where bases = 0
   double Perplexity() const;
   double BitsPerBase() const;
   EvaluationResult& operator+=(const EvaluationResult& other);
@@ -28,8 +28,8 @@ EvaluationResult SumScored(const Tensor& nll, const Tensor& labels);
 using RoutingObserver = std::function<void(const data::Batch&, const Tensor& experts)>;
 
 // Evaluates the whole stream, or about `max_tokens` (> 0) tokens of it, evenly spread and always
-// the same. `batch_tokens` are computed at once. Throws kNumericalFailure when the loss is not
-// finite.
+// the same (all of it where the sample has nothing to score). `batch_tokens` are computed at once.
+// Throws kNumericalFailure when the loss is not finite.
 EvaluationResult Evaluate(model::Mixtral& model, const data::EvaluationStream& stream,
                           std::int64_t seq_len, std::int64_t max_tokens, std::int64_t batch_tokens,
                           const RoutingObserver& observer = {});

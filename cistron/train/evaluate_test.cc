@@ -1,10 +1,12 @@
 // Held-out loss: against whole logits, against itself cut otherwise, and a table a record.
 #include "cistron/train/evaluate.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "cistron/base/error.h"
 #include "cistron/model/local_mixtral.h"
 #include "cistron/ops/cross_entropy/cross_entropy.h"
 #include "cistron/train/expert_bases.h"
@@ -70,6 +72,44 @@ TEST_F(EvaluateTest, ASampleIsSpreadAndAlwaysTheSame) {
   EXPECT_GE(sample.bases, 2 * 15);
   EXPECT_EQ(Run(96, 32).nll, sample.nll);
   EXPECT_EQ(Run(1 << 20, 32).bases, Run(0, 32).bases);  // more than there is: all
+}
+
+TEST_F(EvaluateTest, ASampleWithNothingToScoreGivesWayToTheWhole) {
+  std::ofstream(tiny_.path("n_first.fa")) << ">n\n" << std::string(128, 'N') << "\n>b\nACGTACGT\n";
+  const data::EvaluationStream stream(
+      data::Corpus::Open(WholeFile(tiny_.path("n_first.fa"), RulesOf(config_.data))),
+      data::Part::kAll);
+  EXPECT_EQ(Evaluate(model_.model, stream, config_.data.seq_len, 32, 32).bases, 7);
+  EXPECT_TRUE(std::isnan(EvaluationResult().Loss()));
+}
+
+TEST(ReadingRules, AreKeptWithTheModel) {
+  model::MixtralConfig config;
+  SetReadingRules(config, {64, data::Alphabet::kProtein, false, true, true, {"#", "\xff"}, "seq"});
+  const ReadingRules rules = GetReadingRules(config);
+  EXPECT_EQ(rules.seq_len, 64);
+  EXPECT_EQ(rules.alphabet, data::Alphabet::kProtein);
+  EXPECT_EQ(rules.tag_delimiters, (std::vector<std::string>{"#", "\xff"}));
+  EXPECT_EQ(rules.json_field, "seq");
+}
+
+TEST(ReadingRules, OlderModelsLackTheKeysOfFilesAndDamageIsNamed) {
+  const auto with_alphabet = [](const std::string& name) {
+    model::MixtralConfig config;
+    config.extra_json = R"({"cistron": {"seq_len": 64, "upper_case": true, "begin_token": false,
+                                        "end_token": false, "alphabet": ")" +
+                        name + "\"}}";
+    return config;
+  };
+  EXPECT_TRUE(GetReadingRules(with_alphabet("rna")).tag_delimiters.empty());
+  try {
+    GetReadingRules(with_alphabet("klingon"));
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.message(),
+                ::testing::AllOf(::testing::HasSubstr("\"alphabet\" is \"klingon\""),
+                                 ::testing::HasSubstr("dna, rna, protein, bytes")));
+  }
 }
 
 TEST_F(EvaluateTest, ObserverSeesTheRoutingOfEveryToken) {

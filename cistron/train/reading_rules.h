@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
 
 #include "cistron/data/alphabet.h"
 #include "cistron/data/corpus.h"
@@ -15,6 +18,8 @@ struct ReadingRules {
   data::Alphabet alphabet = data::Alphabet::kDna;
   bool upper_case = true;
   bool begin_token = false, end_token = false;
+  std::vector<std::string> tag_delimiters;  // one byte each
+  std::string json_field;                   // empty: "sequence", or "text"
 };
 
 ReadingRules RulesOf(const data::DataConfig& data);

@@ -78,11 +78,22 @@ void ReadMap(const YAML::Node& map, const std::string& prefix, const std::string
   }
 }
 
+int LineOf(const YAML::Mark& mark) {
+  return mark.is_null() ? 1 : mark.line + 1;
+}
+
 YAML::Node ParseYaml(const std::string& text, const std::string& name) {
   try {
-    return YAML::Load(text);
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.size() > 1) {
+      CISTRON_THROW(kBadInput,
+                    "{}:{}: a second document begins here; a configuration is one: remove the "
+                    "`---` before it",
+                    name, LineOf(documents[1].Mark()));
+    }
+    return documents.empty() ? YAML::Node() : documents[0];
   } catch (const YAML::Exception& error) {
-    const int line = error.mark.is_null() ? 1 : error.mark.line + 1;
+    const int line = LineOf(error.mark);
     CISTRON_THROW(kBadInput, "{}:{}: this is not YAML: {}", name, line, error.msg);
   }
 }
@@ -142,7 +153,8 @@ LoadedConfig ParseRunConfig(const std::string& yaml, const std::string& name,
     std::set<std::string> seen;
     ReadMap(root, "", name, seen, loaded);
   } else if (!root.IsNull()) {
-    CISTRON_THROW(kBadInput, "{}:1: a configuration is a list of `key: value` lines", name);
+    CISTRON_THROW(kBadInput, "{}:{}: a configuration is a list of `key: value` lines", name,
+                  LineOf(root.Mark()));
   }
   for (const std::string& text : overrides) ApplyOverride(text, loaded);
   return loaded;

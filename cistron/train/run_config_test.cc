@@ -91,7 +91,13 @@ TEST(RunConfig, WrongTypeAndRangeNameKeyValueFileLine) {
 
 TEST(RunConfig, MalformedYamlAndOverrides) {
   EXPECT_THAT(ErrorOf("a: [1\n"), AllOf(HasSubstr("test.yaml:"), HasSubstr("not YAML")));
-  EXPECT_THAT(ErrorOf("- 1\n"), HasSubstr("key: value"));
+  EXPECT_THAT(ErrorOf("\n- 1\n"), AllOf(HasSubstr("test.yaml:2"), HasSubstr("key: value")));
+  EXPECT_THAT(ErrorOf("hello\n"), AllOf(HasSubstr("test.yaml:1"), HasSubstr("key: value")));
+  EXPECT_THAT(ErrorOf("seed: 1\n---\nseed: 2\n"),
+              AllOf(HasSubstr("test.yaml:3"), HasSubstr("second document")));
+  EXPECT_THAT(ErrorOf("seed: 1\n---\n"), HasSubstr("second document"));
+  EXPECT_EQ(ErrorOf("---\nseed: 1\n...\n", kLegal), "");
+  EXPECT_EQ(ErrorOf("# nothing\n", kLegal), "");
   EXPECT_THAT(ErrorOf("seed: 1\nseed: 2\n"), AllOf(HasSubstr(":2"), HasSubstr("twice")));
   EXPECT_THAT(ErrorOf("model: 3\n"), HasSubstr("group of keys"));
   EXPECT_THAT(ErrorOfOverride("data=x"), HasSubstr("data.train"));

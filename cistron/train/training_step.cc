@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cistron/base/error.h"
+#include "cistron/base/log.h"
 
 namespace cistron::train {
 namespace {
@@ -75,6 +76,13 @@ StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
   const model::MixtralConfig& config = m.model.config();
   const model::LossScale scale{Tensor::Scalar(InverseOrZero(totals.weight_sum)),
                                Tensor::Scalar(InverseOrZero(static_cast<double>(totals.tokens)))};
+  if (totals.weight_sum <= 0) {
+    LogWarning(
+        "step {}: no label of the global batch has weight, its loss of 0 means nothing: all its "
+        "bases are degenerate, in tags, or lower case with data.soft_mask_weight=0; a larger "
+        "batch.global_tokens makes this rarer",
+        optimizer.step() + 1);
+  }
   model::LossSums sums = model::LossSums::Zeros(ctx, config);
   for (const data::Batch& batch : micro_batches) {
     m.model.TrainMicroBatch(batch, scale, sums);

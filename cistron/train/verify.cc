@@ -22,9 +22,9 @@ struct Hyperparameters {
 };
 
 Hyperparameters ReadHyperparameters(const std::filesystem::path& path) {
-  const nlohmann::json about =
-      nlohmann::json::parse(io::ReadFile(path), nullptr, /*allow_exceptions=*/false);
+  const std::string text = io::ReadFile(path);
   try {
+    const nlohmann::json about = nlohmann::json::parse(text);
     Hyperparameters h{about.at("lr"), {}};
     h.optimizer.adamw.beta1 = about.at("betas").at(0);
     h.optimizer.adamw.beta2 = about.at("betas").at(1);

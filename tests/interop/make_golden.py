@@ -159,7 +159,7 @@ def make(arguments=None):
              # null where every expert is chosen
              "smallest_routing_gap": None if gap == float("inf") else gap,
              "losses": [loss.item() for loss in losses]}
-    (a.out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
+    (a.out / "about.json").write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
     size = sum(f.stat().st_size for f in a.out.iterdir())
     return (f"{a.out}: {size / 1000:.0f} kB, loss {losses[0]:.4f} -> {losses[-1]:.4f}, "
             f"smallest routing gap {gap:.1e}")
