@@ -86,7 +86,8 @@ int NumThreads() {
 }
 
 void SetNumThreads(int threads) {
-  CISTRON_CHECK(threads >= 1, "threads: {} is not at least 1", threads);
+  constexpr int kMost = 4096;  // the runtime dies of far more, with no message
+  CISTRON_CHECK(threads >= 1 && threads <= kMost, "threads: {} is outside 1…{}", threads, kMost);
   g_threads.store(threads, std::memory_order_relaxed);
   omp_set_num_threads(threads);  // what oneDNN sees
 }

@@ -74,6 +74,9 @@ class CheckpointReader {
 std::vector<std::filesystem::path> ListCheckpoints(const std::filesystem::path& root);
 // The newest checkpoint whose manifest and checksums hold; nothing when there is none.
 std::optional<std::filesystem::path> NewestGoodCheckpoint(const std::filesystem::path& root);
+// Whether root holds anything under a checkpoint's name, sound or not: with no good one, a run has
+// lost its state, which is not the same as having none yet.
+bool HasCheckpointDirectories(const std::filesystem::path& root);
 // Removes all that is older than the newest `keep` (≥ 1) good checkpoints, and stale temporary
 // files. Good means read back in full: the newest good one is never removed. Damaged ones that are
 // newer stay for inspection until `keep` good ones are newer still.

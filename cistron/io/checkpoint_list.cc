@@ -72,6 +72,10 @@ std::optional<fs::path> NewestGoodCheckpoint(const fs::path& root) {
   return std::nullopt;
 }
 
+bool HasCheckpointDirectories(const fs::path& root) {
+  return !Candidates(root).empty();
+}
+
 void PruneCheckpoints(const fs::path& root, int keep) {
   CISTRON_CHECK(keep >= 1, "PruneCheckpoints: keep is {}; at least one must stay", keep);
   RemoveStaleTemporaries(root);

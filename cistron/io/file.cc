@@ -235,10 +235,14 @@ void RemoveDirectoryAtomically(const fs::path& directory) {
   if (error) ThrowIo("remove", aside, error.value());
 }
 
+bool IsTemporary(const fs::path& path) {
+  return path.filename().string().starts_with(kTemporaryPrefix);
+}
+
 void RemoveStaleTemporaries(const fs::path& parent) {
   std::error_code error;
   for (fs::directory_iterator it(parent, error), end; !error && it != end; it.increment(error)) {
-    if (!it->path().filename().string().starts_with(kTemporaryPrefix)) continue;
+    if (!IsTemporary(it->path())) continue;
     const int fd = TryLock(it->path());
     if (fd < 0) continue;
     RemoveAllOrWarn(it->path());

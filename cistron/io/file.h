@@ -67,6 +67,9 @@ class AtomicDirectory {
 // Removes a directory such that a crash never leaves a part of it under its name.
 void RemoveDirectoryAtomically(const std::filesystem::path& directory);
 
+// Whether a path has the name of a temporary file or directory of this module.
+bool IsTemporary(const std::filesystem::path& path);
+
 // Removes temporary files and directories in `parent` that no living process holds. Never throws:
 // what cannot be removed is logged.
 void RemoveStaleTemporaries(const std::filesystem::path& parent);

@@ -5,10 +5,45 @@
 #include <utility>
 
 #include "cistron/base/error.h"
+#include "cistron/train/config_schema.h"
 #include "cistron/train/run_config.h"
 
 namespace cistron::train {
 namespace {
+
+// What the router's kernels hold.
+constexpr std::int64_t kMaxExperts = 512, kMaxExpertsPerToken = 32;
+
+// Well-formed UTF-8 without overlong forms, surrogates and code points that do not exist.
+bool IsUtf8(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[i++]);
+    if (lead < 0x80) continue;
+    const int more = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : 1;
+    std::uint32_t code = lead & (0x3Fu >> more);
+    for (int k = 0; k < more; ++k, ++i) {
+      if (i == text.size() || (text[i] & 0xC0) != 0x80) return false;
+      code = code << 6 | (text[i] & 0x3Fu);
+    }
+    constexpr std::uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};
+    const bool surrogate = code >= 0xD800 && code <= 0xDFFF;
+    if (lead < 0xC0 || lead > 0xF4 || code < kLeast[more] || code > 0x10FFFF || surrogate) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Every value goes into checkpoints and reports as JSON, which holds no other bytes.
+void CheckText(const LoadedConfig& loaded) {
+  for (const ConfigKey& key : ConfigKeys()) {
+    if (IsUtf8(key.get(loaded.config))) continue;
+    CISTRON_THROW(kBadInput,
+                  "{}: the value holds a byte that is not UTF-8; checkpoints cannot record it: "
+                  "rename the file or folder, or write the text in UTF-8",
+                  loaded.Where(key.name));
+  }
+}
 
 void CheckSupported(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
@@ -38,6 +73,15 @@ void CheckModel(const LoadedConfig& loaded) {
                   "model.num_experts_per_tok or raise model.num_local_experts",
                   loaded.Where("model.num_experts_per_tok"), m.num_experts_per_tok,
                   m.num_local_experts);
+  }
+  if (m.num_local_experts > kMaxExperts) {
+    CISTRON_THROW(kBadInput, "{}: {} experts; at most {} are supported",
+                  loaded.Where("model.num_local_experts"), m.num_local_experts, kMaxExperts);
+  }
+  if (m.num_experts_per_tok > kMaxExpertsPerToken) {
+    CISTRON_THROW(kBadInput, "{}: {} experts a token; at most {} are supported",
+                  loaded.Where("model.num_experts_per_tok"), m.num_experts_per_tok,
+                  kMaxExpertsPerToken);
   }
   if (!m.head_dim && m.hidden_size % m.num_attention_heads != 0) {
     CISTRON_THROW(kBadInput,
@@ -96,6 +140,12 @@ void CheckData(const LoadedConfig& loaded) {
 void CheckBatch(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const std::int64_t row = c.data.seq_len;
+  if (row > c.model.max_position_embeddings) {
+    CISTRON_THROW(kBadInput,
+                  "{}: rows of {} tokens are longer than model.max_position_embeddings={}; lower "
+                  "one or raise the other",
+                  loaded.Where("data.seq_len"), row, c.model.max_position_embeddings);
+  }
   for (const auto& [key, tokens] : {std::pair{"batch.global_tokens", c.batch.global_tokens},
                                     std::pair{"batch.micro_tokens", c.batch.micro_tokens}}) {
     if (tokens % row != 0) {
@@ -123,6 +173,7 @@ void CheckSchedule(const LoadedConfig& loaded) {
 }  // namespace
 
 void CheckRunConfig(const LoadedConfig& loaded) {
+  CheckText(loaded);
   CheckSupported(loaded);
   CheckModel(loaded);
   CheckData(loaded);

@@ -356,7 +356,7 @@ std::vector<ConfigKey> MakeKeys() {
              "number formats: bf16 keeps bf16 weights with fp32 masters", kIdentity),
       PathKey("output", At(&C::output), "directory of the run", kMechanical),
       Integer("seed", At(&C::seed), AtLeast(0), "seed of weights and data order", kIdentity),
-      Integer("threads", At(&C::threads), AtLeast(0), "0: all that the machine grants",
+      Integer("threads", At(&C::threads), Between(0, 4096), "0: all that the machine grants",
               kMechanical),
       Boolean("strict", At(&C::strict), "a fast path that does not fire is an error", kMechanical),
       Choice("aux_scope", At(&C::model, &M::aux_scope), kScopes,

@@ -22,6 +22,7 @@ double EvaluationResult::BitsPerBase() const {
 EvaluationResult& EvaluationResult::operator+=(const EvaluationResult& other) {
   nll += other.nll;
   bases += other.bases;
+  complete = complete && other.complete;
   return *this;
 }
 
@@ -38,7 +39,8 @@ EvaluationResult SumScored(const Tensor& nll, const Tensor& labels) {
 
 EvaluationResult Evaluate(model::Mixtral& model, const data::EvaluationStream& stream,
                           std::int64_t seq_len, std::int64_t max_tokens, std::int64_t batch_tokens,
-                          const RoutingObserver& observer) {
+                          const RoutingObserver& observer,
+                          const std::function<bool()>& stop_requested) {
   const std::int64_t rows = stream.num_rows();
   const std::int64_t batch =
       std::clamp<std::int64_t>(batch_tokens / seq_len, 1, std::max<std::int64_t>(rows, 1));
@@ -46,6 +48,8 @@ EvaluationResult Evaluate(model::Mixtral& model, const data::EvaluationStream& s
       max_tokens > 0 ? std::min(rows, std::max<std::int64_t>(1, max_tokens / seq_len)) : rows;
   EvaluationResult sum;
   const auto add = [&](std::int64_t begin, std::int64_t count) {
+    if (stop_requested && stop_requested()) sum.complete = false;
+    if (!sum.complete) return;
     const data::Batch b = stream.Rows(begin, count);
     Tensor experts;
     sum += SumScored(model.Evaluate(b, observer ? &experts : nullptr), b.labels);
@@ -71,8 +75,8 @@ EvaluationResult Evaluate(model::Mixtral& model, const data::EvaluationStream& s
                   sum.nll);
   }
   // A sample may lie in a stretch of N.
-  if (sum.bases == 0 && wanted < rows) {
-    return Evaluate(model, stream, seq_len, 0, batch_tokens, observer);
+  if (sum.complete && sum.bases == 0 && wanted < rows) {
+    return Evaluate(model, stream, seq_len, 0, batch_tokens, observer, stop_requested);
   }
   return sum;
 }

@@ -14,6 +14,7 @@ namespace cistron::train {
 struct EvaluationResult {
   double nll = 0;          // Σ over scored bases, nats
   std::int64_t bases = 0;  // scored
+  bool complete = true;    // false: a stop was asked for on the way
 
   double Loss() const;  // nats a base; as the next two not a number where bases = 0
   double Perplexity() const;
@@ -29,9 +30,11 @@ using RoutingObserver = std::function<void(const data::Batch&, const Tensor& exp
 
 // Evaluates the whole stream, or about `max_tokens` (> 0) tokens of it, evenly spread and always
 // the same (all of it where the sample has nothing to score). `batch_tokens` are computed at once.
-// Throws kNumericalFailure when the loss is not finite.
+// `stop_requested` is asked before every batch; true ends the evaluation, incomplete. Throws
+// kNumericalFailure when the loss is not finite.
 EvaluationResult Evaluate(model::Mixtral& model, const data::EvaluationStream& stream,
                           std::int64_t seq_len, std::int64_t max_tokens, std::int64_t batch_tokens,
-                          const RoutingObserver& observer = {});
+                          const RoutingObserver& observer = {},
+                          const std::function<bool()>& stop_requested = {});
 
 }  // namespace cistron::train

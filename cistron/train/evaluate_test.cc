@@ -112,6 +112,15 @@ TEST(ReadingRules, OlderModelsLackTheKeysOfFilesAndDamageIsNamed) {
   }
 }
 
+TEST_F(EvaluateTest, StopsBetweenBatches) {
+  int asked = 0;
+  const EvaluationResult result =
+      Evaluate(model_.model, stream_, config_.data.seq_len, 0, 32, {}, [&] { return ++asked > 2; });
+  EXPECT_FALSE(result.complete);
+  EXPECT_LT(result.bases, Run(0, 32).bases);
+  EXPECT_TRUE(Run(0, 32).complete);
+}
+
 TEST_F(EvaluateTest, ObserverSeesTheRoutingOfEveryToken) {
   ExpertBaseCounts counts("ACGT", 2, 4);
   Evaluate(model_.model, stream_, config_.data.seq_len, 0, 64,

@@ -146,6 +146,17 @@ std::optional<RunSummary> ReadSummary(const fs::path& file) {
 struct MetricsWriter::State {
   fs::path path;
   std::FILE* file = nullptr;
+  long last_begin = 0;  // where the last line starts
+  std::optional<StepMetrics> last;
+
+  void WriteLine(const StepMetrics& metrics) {
+    const std::string line = ToJson(metrics) + '\n';
+    if (std::fseek(file, last_begin, SEEK_SET) != 0 ||
+        std::fwrite(line.data(), 1, line.size(), file) != line.size() || std::fflush(file) != 0) {
+      CISTRON_THROW(kIo, "{}: cannot be written: {}", path.string(), std::strerror(errno));
+    }
+    last = metrics;
+  }
 };
 
 MetricsWriter::MetricsWriter(const fs::path& file, std::int64_t last_step)
@@ -153,11 +164,14 @@ MetricsWriter::MetricsWriter(const fs::path& file, std::int64_t last_step)
   state_->path = file;
   std::string kept;
   for (const std::string& line : last_step > 0 ? CompleteLines(file) : std::vector<std::string>()) {
-    if (ParseStepMetrics(line, file.string()).step > last_step) break;
+    StepMetrics metrics = ParseStepMetrics(line, file.string());
+    if (metrics.step > last_step) break;
+    state_->last = std::move(metrics);
+    state_->last_begin = static_cast<long>(kept.size());
     kept += line + '\n';
   }
   io::WriteFileAtomically(file, kept);
-  state_->file = std::fopen(file.c_str(), "ab");
+  state_->file = std::fopen(file.c_str(), "r+b");
   if (state_->file == nullptr) {
     CISTRON_THROW(kIo, "{}: cannot be opened: {}", file.string(), std::strerror(errno));
   }
@@ -168,11 +182,21 @@ MetricsWriter::~MetricsWriter() {
 }
 
 void MetricsWriter::Write(const StepMetrics& metrics) {
-  const std::string line = ToJson(metrics) + '\n';
-  if (std::fwrite(line.data(), 1, line.size(), state_->file) != line.size() ||
-      std::fflush(state_->file) != 0) {
+  if (std::fseek(state_->file, 0, SEEK_END) != 0) {
     CISTRON_THROW(kIo, "{}: cannot be written: {}", state_->path.string(), std::strerror(errno));
   }
+  state_->last_begin = std::ftell(state_->file);
+  state_->WriteLine(metrics);
+}
+
+void MetricsWriter::AddHeldout(const StepMetrics& metrics) {
+  const auto& last = state_->last;
+  // The line only grows: nothing of the old one is left behind it.
+  if (last && last->step == metrics.step && !last->heldout) state_->WriteLine(metrics);
+}
+
+const std::optional<StepMetrics>& MetricsWriter::last() const {
+  return state_->last;
 }
 
 }  // namespace cistron::train

@@ -63,6 +63,11 @@ class MetricsWriter {
   ~MetricsWriter();
   // Appends a line and flushes it.
   void Write(const StepMetrics& metrics);
+  // Writes the last line anew, with the held-out fields that it lacked; nothing when the last line
+  // is of another step.
+  void AddHeldout(const StepMetrics& metrics);
+  // The last line of the file.
+  const std::optional<StepMetrics>& last() const;
 
  private:
   struct State;

@@ -85,6 +85,38 @@ TEST_F(MetricsTest, WriterContinuesAfterAStepAndDropsWhatFollows) {
   EXPECT_TRUE(ReadMetrics(file()).empty());
 }
 
+TEST_F(MetricsTest, HeldoutFieldsAreAddedToTheLastLine) {
+  const auto add = [](MetricsWriter& writer, int step) {
+    StepMetrics m = Step(step);
+    m.heldout = HeldoutMetrics{1.5, 2.1, 9};
+    writer.AddHeldout(m);
+  };
+  const auto bare = [](int step) {
+    StepMetrics m = Step(step);
+    m.heldout.reset();
+    return m;
+  };
+  {
+    MetricsWriter writer(file(), 0);
+    for (int step = 1; step <= 3; ++step) {
+      writer.Write(bare(step));
+      if (step == 2) add(writer, 2);
+    }
+    add(writer, 2);  // no longer the last
+  }
+  MetricsWriter writer(file(), 3);
+  ASSERT_TRUE(writer.last());
+  EXPECT_EQ(writer.last()->step, 3);
+  add(writer, 3);
+  writer.Write(bare(4));
+  const auto metrics = ReadMetrics(file());
+  ASSERT_EQ(metrics.size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(metrics[i].step, static_cast<std::int64_t>(i) + 1);
+    EXPECT_EQ(metrics[i].heldout.has_value(), i == 1 || i == 2);
+  }
+}
+
 TEST_F(MetricsTest, DamagedLineIsAnErrorWithItsNumber) {
   std::ofstream(file()) << ToJson(Step(1)) << "\n{\"step\": 2}\n";
   try {

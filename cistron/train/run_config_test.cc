@@ -66,6 +66,11 @@ TEST(RunConfig, WholeNumbersMayBeWrittenWithAnExponent) {
   EXPECT_THAT(ErrorOfOverride("train.steps=1.5"), HasSubstr("is not a whole number"));
 }
 
+TEST(RunConfig, ThreadsAreBounded) {
+  EXPECT_THAT(ErrorOfOverride("threads=100000"),
+              HasSubstr("threads=100000 is out of range: it must be [0, 4096]"));
+}
+
 TEST(RunConfig, UnknownKeyNamesTheNearest) {
   EXPECT_THAT(ErrorOf("model:\n  hiden_size: 64\n"),
               AllOf(HasSubstr("test.yaml:2"), HasSubstr("'model.hiden_size'"),

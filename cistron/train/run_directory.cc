@@ -19,9 +19,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// What a start that was killed before its first file leaves behind counts for nothing.
 bool IsEmpty(const fs::path& directory) {
   for (const auto& entry : fs::directory_iterator(directory)) {
-    if (entry.path().filename() != ".lock") return false;
+    if (entry.path().filename() != ".lock" && !io::IsTemporary(entry.path())) return false;
   }
   return true;
 }
@@ -51,6 +52,7 @@ RunDirectory::RunDirectory(const LoadedConfig& loaded) : paths_{loaded.config.ou
     }
     fs::create_directories(root);
     Lock();
+    io::RemoveStaleTemporaries(root);
     if (occupied) {
       switch (loaded.config.run.on_exists) {
         case OnExists::kFail:
@@ -63,7 +65,6 @@ RunDirectory::RunDirectory(const LoadedConfig& loaded) : paths_{loaded.config.ou
         case OnExists::kResume: CheckResumable(loaded); break;
       }
     }
-    io::WriteFileAtomically(paths_.config(), ToYaml(loaded.config));
   } catch (const fs::filesystem_error& error) {
     if (lock_ >= 0) close(lock_);
     CISTRON_THROW(kBadInput, "output={}: the directory cannot be used: {}", root.string(),
@@ -76,6 +77,10 @@ RunDirectory::RunDirectory(const LoadedConfig& loaded) : paths_{loaded.config.ou
 
 RunDirectory::~RunDirectory() {
   if (lock_ >= 0) close(lock_);
+}
+
+void RunDirectory::WriteConfig(const RunConfig& config) {
+  io::WriteFileAtomically(paths_.config(), ToYaml(config));
 }
 
 void RunDirectory::Lock() {

@@ -36,12 +36,16 @@ class RunDirectory {
  public:
   // Decides by `run.on_exists` and opens the directory: an absent or empty one starts a run; one
   // that holds a run is resumed, refused or kept under another name; one that holds anything else
-  // is refused. Writes config.yaml. Throws kAlreadyExists (with the keys that differ), kIo; then
-  // nothing has changed on disk.
+  // is refused. Throws kAlreadyExists (with the keys that differ), kIo; then nothing has changed on
+  // disk.
   explicit RunDirectory(const LoadedConfig& loaded);
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
+
+  // Writes config.yaml: once the run is known to be able to start, so that a command that is
+  // refused leaves the run's configuration as it was.
+  void WriteConfig(const RunConfig& config);
 
   const RunPaths& paths() const { return paths_; }
   bool resumes() const { return resumes_; }

@@ -72,11 +72,23 @@ model::MixtralConfig ModelOf(const RunConfig& config) {
   return model;
 }
 
+// Where a run continues; nothing when it has saved nothing yet. A run whose checkpoints are all
+// damaged must not start from zero in silence, and overwrite what may be restored.
+std::optional<fs::path> CheckpointToResume(const fs::path& root) {
+  const auto newest = io::NewestGoodCheckpoint(root);
+  if (!newest && io::HasCheckpointDirectories(root)) {
+    CISTRON_THROW(kBadInput,
+                  "{}: the run has checkpoints, but none of them is whole; restore one from a "
+                  "copy, or start anew with run.on_exists=new or another output",
+                  root.string());
+  }
+  return newest;
+}
+
 // Whether the run will continue from a checkpoint, and so needs no initial weights.
 bool HasCheckpoint(const RunConfig& config) {
   if (config.run.on_exists == OnExists::kNew) return false;
-  const fs::path root = RunPaths{config.output}.checkpoints();
-  return fs::exists(root) && io::NewestGoodCheckpoint(root).has_value();
+  return CheckpointToResume(RunPaths{config.output}.checkpoints()).has_value();
 }
 
 class Trainer {
@@ -101,6 +113,7 @@ class Trainer {
     position_.fingerprint = corpus_->fingerprint();
     directory_.emplace(loaded);
     if (directory_->resumes()) Resume();
+    directory_->WriteConfig(config_);
   }
 
   TrainOutcome Run() {
@@ -130,7 +143,7 @@ class Trainer {
   }
 
   void Resume() {
-    const auto newest = io::NewestGoodCheckpoint(directory_->paths().checkpoints());
+    const auto newest = CheckpointToResume(directory_->paths().checkpoints());
     if (!newest) {
       Print("no complete checkpoint yet: the run starts from its beginning");
       return;
@@ -197,18 +210,39 @@ class Trainer {
         FormatCount(flops_per_token_), peak_flops_ / 1e9));
     Progress progress(hooks_.out, start, total, config_.log.every);
     Prefetcher batches(std::move(stream_), total - start);
-    while (optimizer_.step() < total) {
-      const bool stop = Step(batches, metrics, progress);
+    bool stop = start > 0 && EvaluateOwed(metrics, start);
+    while (!stop && optimizer_.step() < total) {
+      stop = Step(batches, metrics, progress);
       outcome.steps = optimizer_.step();
-      if (stop && outcome.steps < total) {
-        progress.Line(
-            fmt::format("stopped after step {} of {}, as asked; saved in {}. The same "
-                        "command continues the run.",
-                        outcome.steps, total, outcome.paths.checkpoints().string()));
-        return false;
-      }
     }
-    return true;
+    const bool evaluated = !heldout_ || final_heldout_;
+    if (outcome.steps == total && evaluated) return true;
+    progress.Line(
+        fmt::format("stopped after step {} of {}, as asked; saved in {}. The same "
+                    "command continues the run.",
+                    outcome.steps, total, outcome.paths.checkpoints().string()));
+    return false;
+  }
+
+  bool StopRequested() const { return hooks_.stop_requested && hooks_.stop_requested(); }
+
+  // The evaluation that was due at the checkpoint the run resumes from, and was cut short; true
+  // when a stop was asked for.
+  bool EvaluateOwed(MetricsWriter& metrics, std::int64_t step) {
+    StepMetrics m;
+    m.step = step;
+    if (metrics.last() && metrics.last()->step == step) m = *metrics.last();
+    EvaluateIfDue(m, metrics);
+    return StopRequested();
+  }
+
+  // Adds the held-out loss to a step's metrics, unless a stop is asked for on the way.
+  void EvaluateIfDue(StepMetrics& m, MetricsWriter& metrics) {
+    const bool last = m.step == config_.train.steps;
+    const bool due = config_.eval.every > 0 && m.step % config_.eval.every == 0 && !m.heldout;
+    if (!heldout_ || !(last || due)) return;
+    m.heldout = last ? EvaluateFinal() : EvaluateHeldout(config_.eval.tokens, {});
+    if (m.heldout) metrics.AddHeldout(m);
   }
 
   // One update with what follows it; true when a stop was asked for.
@@ -234,27 +268,27 @@ class Trainer {
     m.mfu = m.tokens_per_s * flops_per_token_ / peak_flops_;
     m.memory_peak_bytes = PeakMemory();
     SetExpertLoad(result.expert_counts, m);
-    const bool last = m.step == config_.train.steps;
-    const bool due = config_.eval.every > 0 && m.step % config_.eval.every == 0;
-    if (heldout_ && (last || due)) {
-      m.heldout = last ? EvaluateFinal() : EvaluateHeldout(config_.eval.tokens, {});
-    }
     metrics.Write(m);
+    // Saved before the evaluation, which may take longer than a stopping machine waits.
+    const bool last = m.step == config_.train.steps;
+    const bool every = config_.checkpoint.every > 0 && m.step % config_.checkpoint.every == 0;
+    const bool saved = every || last || StopRequested();
+    if (saved) Save();
+    EvaluateIfDue(m, metrics);
     progress.Step(m);
-    const bool stop = hooks_.stop_requested && hooks_.stop_requested();
-    const bool save = config_.checkpoint.every > 0 && m.step % config_.checkpoint.every == 0;
-    if (save || last || stop) Save();
+    const bool stop = StopRequested();
+    if (stop && !saved) Save();
     if (hooks_.after_step) hooks_.after_step(m.step);
     return stop;
   }
 
-  // The whole held-out part; counts on the way which base each expert serves.
-  HeldoutMetrics EvaluateFinal() {
+  // The whole held-out part; counts on the way which base each expert serves. Nothing when a stop
+  // was asked for.
+  std::optional<HeldoutMetrics> EvaluateFinal() {
     const bool protein = config_.data.alphabet == data::Alphabet::kProtein;
     const bool rna = config_.data.alphabet == data::Alphabet::kRna;
     if (config_.data.alphabet == data::Alphabet::kBytes) {
-      final_heldout_ = EvaluateHeldout(0, {});
-      return *final_heldout_;
+      return final_heldout_ = EvaluateHeldout(0, {});
     }
     ExpertBaseCounts counts(protein ? "ACDEFGHIKLMNPQRSTVWY"
                             : rna   ? "ACGU"
@@ -263,19 +297,22 @@ class Trainer {
     final_heldout_ = EvaluateHeldout(0, [&counts](const data::Batch& batch, const Tensor& experts) {
       counts.Add(batch, experts);
     });
-    counts.Write(directory_->paths().expert_bases());
-    return *final_heldout_;
+    if (final_heldout_) counts.Write(directory_->paths().expert_bases());
+    return final_heldout_;
   }
 
-  HeldoutMetrics EvaluateHeldout(std::int64_t tokens, const RoutingObserver& observer) {
+  std::optional<HeldoutMetrics> EvaluateHeldout(std::int64_t tokens,
+                                                const RoutingObserver& observer) {
     const std::int64_t at_once =
         std::max(config_.RowsPerMicroBatch() * config_.data.seq_len, std::int64_t{2048});
-    const EvaluationResult e =
-        Evaluate(model_.model, *heldout_, config_.data.seq_len, tokens, at_once, observer);
-    return {e.Loss(), e.BitsPerBase(), e.bases};
+    const EvaluationResult e = Evaluate(model_.model, *heldout_, config_.data.seq_len, tokens,
+                                        at_once, observer, hooks_.stop_requested);
+    if (!e.complete) return std::nullopt;
+    return HeldoutMetrics{e.Loss(), e.BitsPerBase(), e.bases};
   }
 
   void Save() {
+    CheckFiniteWeights(model_.store, optimizer_.step());
     const fs::path root = directory_->paths().checkpoints();
     SaveTrainingState(root, model_, optimizer_, position_, config_);
     io::PruneCheckpoints(root, static_cast<int>(config_.checkpoint.keep));
@@ -284,8 +321,9 @@ class Trainer {
   // After the last checkpoint; a run that is killed in here does it again when it is resumed.
   void Finish(TrainOutcome& outcome) {
     const RunPaths& paths = outcome.paths;
+    CheckFiniteWeights(model_.store, outcome.steps);
     RunSummary summary;
-    if (heldout_) summary.heldout = final_heldout_ ? *final_heldout_ : EvaluateFinal();
+    summary.heldout = final_heldout_;
     model::SaveHuggingFace(paths.final_model(), model_.model.config(), ExportWeights(model_.store),
                            {.dtype = ModelDType(config_.precision), .overwrite = true});
     summary.steps = outcome.steps;

@@ -14,7 +14,8 @@
 namespace cistron::train {
 
 struct TrainHooks {
-  // Asked after every step: true ends the run with a checkpoint (a signal arrived).
+  // Asked after every step and within evaluations: true ends the run with a checkpoint (a signal
+  // arrived).
   std::function<bool()> stop_requested;
   // Called after every step, its checkpoint included.
   std::function<void(std::int64_t step)> after_step;
@@ -29,7 +30,7 @@ struct TrainOutcome {
 };
 
 // Trains or resumes. Configuration and data are checked before anything is written. Throws
-// kNumericalFailure when loss or gradients are not finite; the last good checkpoint stays.
+// kNumericalFailure when loss, gradients or weights are not finite; the last good checkpoint stays.
 TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks);
 
 }  // namespace cistron::train

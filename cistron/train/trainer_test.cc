@@ -5,9 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+#include <memory>
 
 #include "cistron/base/error.h"
 #include "cistron/check/compare.h"
+#include "cistron/io/file.h"
 #include "cistron/model/hugging_face.h"
 #include "cistron/train/model_source.h"
 #include "cistron/train/tiny_run.h"
@@ -15,6 +18,7 @@
 namespace cistron::train {
 namespace {
 
+namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -105,7 +109,7 @@ TEST(Resume, MetricsHoldNoStepTwice) {
   tiny.Train("whole");
   tiny.Train("killed", {}, 4);
   const RunPaths killed{tiny.path("killed")};
-  std::filesystem::remove_all(killed.checkpoints() / "step-00000004");  // step 3 is the newest now
+  fs::remove_all(killed.checkpoints() / "step-00000004");  // step 3 is the newest now
   std::ofstream(killed.metrics(), std::ios::app) << "{\"step\": 5, \"lo";
   tiny.Train("killed");
   ExpectSameMetrics(tiny.Metrics("killed"), tiny.Metrics("whole"));
@@ -124,10 +128,10 @@ TEST(Resume, KilledBeforeItsEndIsFinished) {
   TinyRun tiny("unfinished");
   tiny.Train("run");
   const RunPaths run{tiny.path("run")};
-  std::filesystem::remove(run.results());
-  std::filesystem::remove_all(run.final_model());
+  fs::remove(run.results());
+  fs::remove_all(run.final_model());
   ASSERT_TRUE(tiny.Train("run").finished);
-  EXPECT_TRUE(std::filesystem::exists(run.final_model() / "config.json"));
+  EXPECT_TRUE(fs::exists(run.final_model() / "config.json"));
   EXPECT_TRUE(ReadSummary(run.results())->heldout);
 }
 
@@ -136,7 +140,7 @@ TEST(Resume, ADamagedCheckpointIsPassedOver) {
   tiny.Train("whole");
   tiny.Train("run", {}, 7);
   const auto newest = RunPaths{tiny.path("run")}.checkpoints() / "step-00000007";
-  for (const auto& file : std::filesystem::directory_iterator(newest)) {
+  for (const auto& file : fs::directory_iterator(newest)) {
     if (file.path().extension() != ".safetensors") continue;
     std::fstream f(file.path(), std::ios::in | std::ios::out | std::ios::binary);
     f.seekg(-8, std::ios::end);
@@ -147,6 +151,48 @@ TEST(Resume, ADamagedCheckpointIsPassedOver) {
   tiny.Train("run");
   EXPECT_THAT(tiny.printed(), HasSubstr("step-00000006"));
   ExpectSameCheckpoint(tiny.Newest("run"), tiny.Newest("whole"));
+}
+
+TEST(Resume, CheckpointsThatAreAllDamagedAreNotAnEmptyRun) {
+  TinyRun tiny("lost");
+  tiny.Train("run", {}, 4);
+  const auto checkpoints = RunPaths{tiny.path("run")}.checkpoints();
+  for (const auto& entry : fs::directory_iterator(checkpoints)) {
+    fs::remove(entry.path() / "manifest.json");
+  }
+  EXPECT_THAT(ErrorOf([&] { tiny.Train("run"); }, ErrorCode::kBadInput),
+              AllOf(HasSubstr(checkpoints.string()), HasSubstr("run.on_exists=new")));
+  EXPECT_EQ(tiny.Metrics("run").size(), 4u);
+  EXPECT_TRUE(tiny.Train("run", {"run.on_exists=new"}).finished);
+}
+
+TEST(Resume, AStopInAnEvaluationComesAfterTheCheckpointAndTheEvaluationIsMadeUpFor) {
+  TinyRun tiny("evaluation");
+  tiny.Train("whole");
+  const RunPaths run{tiny.path("run")};
+  const auto stop_when = [&](std::function<bool()> condition) {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> sink(std::tmpfile(), std::fclose);
+    return Train(tiny.Load("run"), {.stop_requested = std::move(condition), .out = sink.get()});
+  };
+  // Step 8 evaluates and has no checkpoint of its own: asked once after the step, then by the
+  // evaluation.
+  int asked = 0;
+  TrainOutcome outcome = stop_when([&] {
+    const auto lines = tiny.Metrics("run");
+    return !lines.empty() && lines.back().step == 8 && ++asked > 1;
+  });
+  EXPECT_EQ(outcome.steps, 8);
+  EXPECT_EQ(tiny.Newest("run").step(), 8);
+  EXPECT_FALSE(tiny.Metrics("run")[7].heldout);
+  // The last step: a stop as soon as its checkpoint is there.
+  outcome = stop_when([&] { return fs::exists(run.checkpoints() / "step-00000010"); });
+  EXPECT_EQ(outcome.steps, 10);
+  EXPECT_FALSE(outcome.finished);
+  EXPECT_FALSE(fs::exists(run.results()));
+  outcome = tiny.Train("run");
+  EXPECT_TRUE(outcome.finished);
+  EXPECT_TRUE(outcome.heldout);
+  ExpectSameMetrics(tiny.Metrics("run"), tiny.Metrics("whole"));
 }
 
 TEST(Resume, ChangedDataIsNoticed) {
@@ -267,12 +313,12 @@ TEST(OnExists, ResumeMayTuneButNotChangeWhatTheStateMeans) {
 
 TEST(OnExists, AFolderOfSomethingElseIsRefused) {
   TinyRun tiny("other");
-  std::filesystem::create_directories(tiny.path("letters"));
+  fs::create_directories(tiny.path("letters"));
   std::ofstream(tiny.path("letters") / "thesis.txt") << "do not lose me\n";
   EXPECT_THAT(
       ErrorOf([&] { tiny.Train("letters", {"run.on_exists=new"}); }, ErrorCode::kAlreadyExists),
       HasSubstr("not a run"));
-  EXPECT_TRUE(std::filesystem::exists(tiny.path("letters") / "thesis.txt"));
+  EXPECT_TRUE(fs::exists(tiny.path("letters") / "thesis.txt"));
   EXPECT_THAT(ErrorOf([&] { tiny.Train("tiny.fa"); }, ErrorCode::kAlreadyExists),
               HasSubstr("not a directory"));
 }
@@ -289,6 +335,19 @@ TEST(NonFinite, StopsBeforeTheUpdateAndKeepsTheLastGoodCheckpoint) {
   EXPECT_THAT(message, AllOf(HasSubstr("step 6"), HasSubstr("layer")));
   EXPECT_EQ(tiny.Newest("run").step(), 4);
   EXPECT_EQ(tiny.Metrics("run").size(), 5u);
+}
+
+TEST(NonFinite, SuchWeightsAreNeverSaved) {
+  TinyRun tiny("infinite");
+  tiny.Train("run", {"checkpoint.every=1"}, 4);
+  const std::string message = ErrorOf(
+      [&] {
+        tiny.Train("run", {"run.on_exists=resume", "checkpoint.every=1", "optim.lr=1e300",
+                           "optim.floor_ratio=1"});
+      },
+      ErrorCode::kNumericalFailure);
+  EXPECT_THAT(message, AllOf(HasSubstr("step 5"), HasSubstr("model.embed_tokens.weight")));
+  EXPECT_EQ(tiny.Newest("run").step(), 4);
 }
 
 TEST(NonFinite, NamesTheLayerWhereItBegins) {
@@ -311,15 +370,52 @@ TEST(BadInput, NothingIsWrittenBeforeEverythingIsChecked) {
   const std::vector<std::vector<std::string>> cases = {
       {"batch.global_tokens=1e6"},
       {"data.train=/nonexistent.fa"},
-      {"data.alphabet=protein", "data.seq_len=4096"},
+      {"data.alphabet=protein", "data.seq_len=4096", "model.max_position_embeddings=4096"},
       {"model.num_experts_per_tok=5"},
       {"data.train_fraction=0.99999"},
+      {"data.seq_len=128"},  // max_position_embeddings is 64
+      {"model.num_local_experts=513"},
+      {"model.num_experts_per_tok=33", "model.num_local_experts=64"},
+      {"threads=100000"},
+      {"data.cache_dir=/tmp/caf\xe9"},
   };
   for (const auto& keys : cases) {
     SCOPED_TRACE(keys[0]);
     EXPECT_THROW(tiny.Train("never", keys), Error);
-    EXPECT_FALSE(std::filesystem::exists(tiny.path("never")));
+    EXPECT_FALSE(fs::exists(tiny.path("never")));
   }
+}
+
+TEST(BadInput, ARefusedResumeLeavesTheConfiguration) {
+  TinyRun tiny("refused");
+  tiny.Train("run");
+  const RunPaths run{tiny.path("run")};
+  const std::string before = io::ReadFile(run.config());
+  EXPECT_THAT(ErrorOf(
+                  [&] {
+                    tiny.Train("run", {"run.on_exists=resume", "train.steps=5"});
+                  },
+                  ErrorCode::kBadInput),
+              HasSubstr("has made 10 steps"));
+  EXPECT_EQ(io::ReadFile(run.config()), before);
+}
+
+TEST(BadInput, TextMustBeUtf8) {
+  TinyRun tiny("text");
+  EXPECT_THAT(ErrorOf([&] { tiny.Train("caf\xe9"); }, ErrorCode::kBadInput),
+              AllOf(HasSubstr("output"), HasSubstr("UTF-8")));
+  EXPECT_TRUE(tiny.Train("caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\xa7\xac").finished);
+}
+
+// A start that was killed while it wrote its first file.
+TEST(OnExists, LeftoversOfAKilledStartAreNoRun) {
+  TinyRun tiny("leftovers");
+  const fs::path stale = tiny.path("run") / ".cistron-tmp-config.yaml-1-0";
+  fs::create_directories(tiny.path("run"));
+  std::ofstream(tiny.path("run") / ".lock");
+  std::ofstream(stale) << "device: c";
+  EXPECT_TRUE(tiny.Train("run").finished);
+  EXPECT_FALSE(fs::exists(stale));
 }
 
 TEST(FinalModel, EqualsTheLastCheckpointBitwise) {

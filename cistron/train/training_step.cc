@@ -11,7 +11,17 @@
 namespace cistron::train {
 namespace {
 
+// Without a branch an element: it runs over all weights at every checkpoint.
+template <class T>
+bool AllFinite(std::span<const T> values) {
+  bool finite = true;
+  for (const T x : values) finite &= std::isfinite(x);
+  return finite;
+}
+
 bool HasNonFinite(const Tensor& t) {
+  if (t.dtype() == DType::kF32) return !AllFinite<float>(t.span<float>());
+  if (t.dtype() == DType::kF64) return !AllFinite<double>(t.span<double>());
   for (std::int64_t i = 0; i < t.numel(); ++i) {
     if (!std::isfinite(ElementAsDouble(t, i))) return true;
   }
@@ -68,6 +78,16 @@ std::int64_t LayerOf(const std::string& name) {
   std::int64_t layer = -1;
   std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
   return layer;
+}
+
+void CheckFiniteWeights(const nn::LocalParameterStore& store, std::int64_t step) {
+  for (const auto& p : store.parameters()) {
+    if (!HasNonFinite(p.master)) continue;
+    CISTRON_THROW(kNumericalFailure,
+                  "step {}: after the update a weight of {} is not finite; these weights are not "
+                  "saved, and the last good checkpoint stays",
+                  step, Place(p.spec.name));
+  }
 }
 
 StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,

@@ -26,6 +26,10 @@ StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
                      optim::AdamWOptimizer& optimizer, std::span<const data::Batch> micro_batches,
                      const data::BatchTotals& totals, double lr);
 
+// Weights that are not finite must not be saved: throws kNumericalFailure, naming the first such
+// parameter and the step whose update made it.
+void CheckFiniteWeights(const nn::LocalParameterStore& store, std::int64_t step);
+
 // The layer in a canonical parameter name; -1 for embedding, norm and head.
 std::int64_t LayerOf(const std::string& parameter_name);
 
