@@ -39,6 +39,7 @@ std::vector<fs::path> Candidates(const fs::path& root) {
   }
   std::sort(found.begin(), found.end());
   std::vector<fs::path> paths;
+  paths.reserve(found.size());
   for (auto& [step, path] : found) paths.push_back(std::move(path));
   return paths;
 }

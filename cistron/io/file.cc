@@ -177,8 +177,8 @@ void WriteFileAtomically(const fs::path& path, std::string_view content) {
   SyncDirectory(ParentOf(path));
 }
 
-AtomicDirectory::AtomicDirectory(fs::path final_path)
-    : final_(WithoutTrailingSlash(std::move(final_path))), temporary_(TemporaryBeside(final_)) {
+AtomicDirectory::AtomicDirectory(const fs::path& final_path)
+    : final_(WithoutTrailingSlash(final_path)), temporary_(TemporaryBeside(final_)) {
   CreateParents(final_);
   if (::mkdir(temporary_.c_str(), 0777) != 0) ThrowIo("create the directory", temporary_, errno);
   lock_fd_ = TryLock(temporary_);

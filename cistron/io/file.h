@@ -46,7 +46,7 @@ void WriteNewFile(const std::filesystem::path& path, std::string_view content);
 class AtomicDirectory {
  public:
   // Creates the parents of `final_path` and a temporary directory beside it. Throws kIo.
-  explicit AtomicDirectory(std::filesystem::path final_path);
+  explicit AtomicDirectory(const std::filesystem::path& final_path);
   ~AtomicDirectory();  // removes the temporary directory unless it was committed
   AtomicDirectory(const AtomicDirectory&) = delete;
   AtomicDirectory& operator=(const AtomicDirectory&) = delete;

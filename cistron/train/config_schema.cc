@@ -288,6 +288,7 @@ ConfigKey Choice(std::string name, F at, const NamedValue<E> (&choices)[N], std:
                  KeyRole role) {
   const std::vector<NamedValue<E>> list(std::begin(choices), std::end(choices));
   std::vector<std::string> names;
+  names.reserve(list.size());
   for (const auto& choice : list) names.push_back(choice.name);
   const std::string all = fmt::format("{}", fmt::join(names, "|"));
   return {std::move(name),

@@ -81,7 +81,7 @@ TEST_F(MetricsTest, WriterContinuesAfterAStepAndDropsWhatFollows) {
   for (std::size_t i = 0; i < metrics.size(); ++i) {
     EXPECT_EQ(metrics[i].step, static_cast<std::int64_t>(i) + 1);
   }
-  MetricsWriter(file(), 0);
+  { const MetricsWriter from_the_start(file(), 0); }
   EXPECT_TRUE(ReadMetrics(file()).empty());
 }
 

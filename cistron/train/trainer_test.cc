@@ -172,7 +172,8 @@ TEST(Resume, AStopInAnEvaluationComesAfterTheCheckpointAndTheEvaluationIsMadeUpF
   const RunPaths run{tiny.path("run")};
   const auto stop_when = [&](std::function<bool()> condition) {
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> sink(std::tmpfile(), std::fclose);
-    return Train(tiny.Load("run"), {.stop_requested = std::move(condition), .out = sink.get()});
+    return Train(tiny.Load("run"),
+                 {.stop_requested = std::move(condition), .after_step = {}, .out = sink.get()});
   };
   // Step 8 evaluates and has no checkpoint of its own: asked once after the step, then by the
   // evaluation.
@@ -412,7 +413,7 @@ TEST(OnExists, LeftoversOfAKilledStartAreNoRun) {
   TinyRun tiny("leftovers");
   const fs::path stale = tiny.path("run") / ".cistron-tmp-config.yaml-1-0";
   fs::create_directories(tiny.path("run"));
-  std::ofstream(tiny.path("run") / ".lock");
+  std::ofstream(tiny.path("run") / ".lock") << "";
   std::ofstream(stale) << "device: c";
   EXPECT_TRUE(tiny.Train("run").finished);
   EXPECT_FALSE(fs::exists(stale));
