@@ -1,32 +1,49 @@
+// No thread that computes may ever run a signal handler: oneDNN's generated matrix kernels use the
+// stack pointer as an ordinary register, so the kernel would write the handler's frame into the middle
+// of the heap (seen with oneDNN 2.6.3: "corrupted size vs. prev_size" after a SIGTERM). All threads
+// therefore block the signals, and one of their own waits for them.
 #include "apps/cistron/stop_signal.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <csignal>
+#include <thread>
 
 namespace cistron::app {
 namespace {
 
-// A signal handler can reach nothing but a global.
-volatile std::sig_atomic_t g_signal = 0;
+std::atomic<int> g_signal{0};
 
-extern "C" void RememberSignal(int number) {
+sigset_t StopSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+void Wait() {
+  const sigset_t set = StopSignals();
+  int number = 0;
+  if (sigwait(&set, &number) != 0) return;
   g_signal = number;
   // Whoever asks twice does not want to wait for a checkpoint.
-  std::signal(number, SIG_DFL);
+  if (sigwait(&set, &number) == 0) _exit(128 + number);
 }
 
 }  // namespace
 
 void CatchStopSignals() {
-  struct sigaction action {};
-  action.sa_handler = RememberSignal;
-  action.sa_flags = SA_RESTART;  // writes of a checkpoint are not cut short
-  sigemptyset(&action.sa_mask);
-  sigaction(SIGTERM, &action, nullptr);
-  sigaction(SIGINT, &action, nullptr);
+  const sigset_t set = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);  // threads inherit it
+  std::thread(Wait).detach();
 }
 
 const char* StopSignal() {
-  return g_signal == SIGTERM ? "SIGTERM" : g_signal == SIGINT ? "SIGINT" : nullptr;
+  const int number = g_signal;
+  return number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : nullptr;
 }
 
 }  // namespace cistron::app

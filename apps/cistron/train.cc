@@ -49,6 +49,7 @@ class TrainCommand final : public Command {
   }
 
   int Run() override {
+    CatchStopSignals();
     if (keys_) {
       fmt::print("{}", train::DescribeConfigKeys());
       return kOk;
@@ -64,7 +65,6 @@ class TrainCommand final : public Command {
       return kOk;
     }
     if (explain_) fmt::print("{}\n", ops::FormatSupportMatrix());
-    CatchStopSignals();
     train::TrainHooks hooks;
     hooks.stop_requested = [] { return StopSignal() != nullptr; };
     const train::TrainOutcome outcome = train::Train(loaded, hooks);
