@@ -89,6 +89,8 @@ TEST_F(KillTest, TerminateAndInterruptSaveAndExitZero) {
     testing::Process process(tiny_.path("."), Command(run, {"checkpoint.every=0"}));
     AwaitStep(run, 1);
     process.Signal(signal);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    process.Signal(signal);  // as `timeout` does: still one request
     EXPECT_EQ(process.Wait(), 0) << process.Errors();
     const auto stopped = tiny_.Metrics(run);
     EXPECT_EQ(tiny_.Newest(run).step(), stopped.back().step);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <thread>
 
@@ -25,12 +26,18 @@ sigset_t StopSignals() {
 }
 
 void Wait() {
+  using Clock = std::chrono::steady_clock;
   const sigset_t set = StopSignals();
   int number = 0;
   if (sigwait(&set, &number) != 0) return;
   g_signal = number;
-  // Whoever asks twice does not want to wait for a checkpoint.
-  if (sigwait(&set, &number) == 0) _exit(128 + number);
+  const Clock::time_point first = Clock::now();
+  while (sigwait(&set, &number) == 0) {
+    // `timeout` and batch systems send the same signal to a process and to its group: one request.
+    if (Clock::now() - first < std::chrono::seconds(1)) continue;
+    // Whoever asks again does not want to wait for a checkpoint.
+    _exit(128 + number);
+  }
 }
 
 }  // namespace

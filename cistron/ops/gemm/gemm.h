@@ -10,6 +10,9 @@
 // Empty:   M or N = 0 does nothing; K = 0 writes zeros in Write and leaves c in Accumulate.
 // Bits:    the same for the same shapes, threads, instruction set and oneDNN. Where the CPU itself
 //          multiplies bf16 (AVX-512 BF16), subnormal operands count as zero.
+// Signals: no signal handler may run on a thread that computes unless it has a stack of its own
+//          (SA_ONSTACK): oneDNN's kernels use the stack pointer as a register, and the handler's
+//          frame would land in the heap. Block signals there and wait for them in another thread.
 // Errors:  kInvalidArgument with the shapes when they do not fit.
 #pragma once
 
