@@ -1,7 +1,7 @@
 // No thread that computes may ever run a signal handler: oneDNN's generated matrix kernels use the
-// stack pointer as an ordinary register, so the kernel would write the handler's frame into the middle
-// of the heap (seen with oneDNN 2.6.3: "corrupted size vs. prev_size" after a SIGTERM). All threads
-// therefore block the signals, and one of their own waits for them.
+// stack pointer as an ordinary register, so the kernel would write the handler's frame into the
+// middle of the heap (seen with oneDNN 2.6.3: "corrupted size vs. prev_size" after a SIGTERM). All
+// threads therefore block the signals, and one of their own waits for them.
 #include "apps/cistron/stop_signal.h"
 
 #include <pthread.h>
