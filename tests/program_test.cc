@@ -51,6 +51,17 @@ class ProgramTest : public ::testing::Test {
   train::TinyRun tiny_{"program"};
 };
 
+TEST_F(ProgramTest, InstructionSetIsLimitedByTheEnvironment) {
+  setenv("CISTRON_ISA", "avx2", 1);
+  const Result avx2 = Run({"info"});
+  setenv("CISTRON_ISA", "avx1024", 1);
+  const Result unknown = Run({"info"});
+  unsetenv("CISTRON_ISA");
+  EXPECT_THAT(avx2.out, ContainsRegex("kernels +avx2"));
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("CISTRON_ISA=avx1024 is no known instruction set"));
+}
+
 TEST_F(ProgramTest, HelpOfEveryVerbHasExamplesAndSucceeds) {
   const Result all = Run({"--help"});
   EXPECT_EQ(all.status, 0);

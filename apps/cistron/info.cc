@@ -4,6 +4,7 @@
 #include "apps/cistron/commands.h"
 #include "apps/cistron/machine.h"
 #include "cistron/base/env.h"
+#include "cistron/ops/instruction_set.h"
 #include "cistron/ops/support_matrix.h"
 
 namespace cistron::app {
@@ -29,9 +30,11 @@ class InfoCommand final : public Command {
       fmt::print("{:<20} {}\n", key, value);
     };
     for (const auto& [name, value] : MachineFacts()) line(name, value);
+    line("kernels", ops::InstructionSetInUse());
     line("devices", "cpu (this build has no CUDA)");
     line("precisions", "fp32, bf16");
-    for (const char* variable : {"OMP_NUM_THREADS", "CISTRON_IMPL", "CISTRON_CONFIG_PATH"}) {
+    for (const char* variable :
+         {"OMP_NUM_THREADS", "CISTRON_IMPL", "CISTRON_ISA", "CISTRON_CONFIG_PATH"}) {
       line(variable, GetEnv(variable).value_or("not set"));
     }
     return kOk;

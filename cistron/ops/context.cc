@@ -1,12 +1,15 @@
 #include "cistron/ops/context.h"
 
 #include "cistron/base/env.h"
+#include "cistron/ops/instruction_set.h"
 
 namespace cistron::ops {
 
 Context::Context()
     : allocator_(&CpuAllocator()),
-      impl_choice_(std::make_shared<const std::string>(GetEnv("CISTRON_IMPL").value_or(""))) {}
+      impl_choice_(std::make_shared<const std::string>(GetEnv("CISTRON_IMPL").value_or(""))) {
+  LimitInstructionSet();
+}
 
 // The choice is a comma-separated list of `op=impl`; an entry without `=` names the implementation
 // of every op that has no entry of its own.
