@@ -31,6 +31,10 @@ PRESETS = {
     # Many experts, many a token; no auxiliary loss; keys for every head.
     "mixtral_many": dict(hidden=12, ffn=5, layers=1, heads=2, kv=2, experts=40, topk=8, vocab=12,
                          batch=1, seq=24, window=16, aux=0.0, init=0.3, seed=5),
+    # Sequences of two tokens: the first query sees one key and the second has no label, so the
+    # gradients of queries and keys are small beside what cancels in them.
+    "mixtral_pairs": dict(hidden=12, ffn=5, layers=2, heads=2, kv=1, experts=3, topk=2, vocab=12,
+                          batch=3, seq=2, seed=6),
 }
 
 # HF measures the auxiliary loss only when asked; it enters the loss by its coefficient.

@@ -14,6 +14,7 @@
 // Order: sums run over fixed blocks in a fixed order: results depend on the implementation and the
 //         instruction set, not on the number of threads. dk and dv of a key/value head sum the
 //         query heads of its group in order.
+// One key: a query that sees one key adds exact zeros to dq and dk (o being what forward stored).
 // NaN:    a NaN or Inf reaches every result that depends on it, and may reach others of the same
 //         sequence whose pair with it is masked (a tile multiplies masked pairs by 0).
 // Errors: kInvalidArgument for shapes and dtypes that do not fit, heads that do not divide, a

@@ -38,6 +38,21 @@ struct QueryBlock {
   float* delta;      // [queries]
 };
 
+// Δ of the queries of one panel: Σ_d dO·O in the order in which a tile sums dO·V. Where a query
+// sees one key, O is that key's V, so dP − Δ is zero exactly, as the gradient of its score is.
+HWY_INLINE void PanelDelta(const float* do_panel, const float* o_panel, std::int64_t dim,
+                           float* delta) {
+  const FloatTag d;
+  for (std::int64_t lane = 0; lane < kPanel; lane += kLanes) {
+    FloatVec sum = hn::Zero(d);
+    for (std::int64_t c = 0; c < dim; ++c) {
+      sum = hn::MulAdd(hn::LoadU(d, o_panel + c * kPanel + lane),
+                       hn::LoadU(d, do_panel + c * kPanel + lane), sum);
+    }
+    hn::StoreU(sum, d, delta + lane);
+  }
+}
+
 // A block of keys of one key/value head; dk and dv are null where they are not wanted.
 struct KeyTile {
   std::int64_t first;
@@ -68,11 +83,11 @@ QueryBlock TakeQueryBlock(Scratch& scratch, std::int64_t dim) {
   return b;
 }
 
-// Reads block `index` of a head into `b`. `o_rows` is scratch [kQueryBlock][D].
+// Reads block `index` of a head into `b`, whose dq_panels hold anything afterwards. `o_rows` is
+// scratch [kQueryBlock][D].
 template <class T>
 void LoadQueryBlock(const AttentionBackwardArgs<T>& args, const AttentionTask& task,
                     std::int64_t head, std::int64_t index, float* o_rows, QueryBlock& b) {
-  const FloatTag d;
   const std::int64_t dim = args.config.head_dim;
   const std::int64_t padded = RoundUpToLanes(dim);
   b.first = index * kQueryBlock;
@@ -90,23 +105,17 @@ void LoadQueryBlock(const AttentionBackwardArgs<T>& args, const AttentionTask& t
     const std::int64_t n = std::min(kPanel, b.queries - p * kPanel);
     float* q_panel = b.q_panels + p * kPanel * dim;
     float* do_panel = b.do_panels + p * kPanel * dim;
+    float* o_panel = b.dq_panels;
     if (n < kPanel) {
-      std::fill_n(q_panel, kPanel * dim, 0.0f);
-      std::fill_n(do_panel, kPanel * dim, 0.0f);
+      for (float* panel : {q_panel, do_panel, o_panel}) std::fill_n(panel, kPanel * dim, 0.0f);
     }
     Transpose(b.q_rows + p * kPanel * padded, padded, n, dim, scale, q_panel, kPanel);
     Transpose(b.do_rows + p * kPanel * padded, padded, n, dim, 1.0f, do_panel, kPanel);
+    Transpose(o_rows + p * kPanel * padded, padded, n, dim, 1.0f, o_panel, kPanel);
+    PanelDelta(do_panel, o_panel, dim, b.delta + p * kPanel);
   }
   const float* lse = args.lse + head * args.tokens + token;
-  for (std::int64_t i = 0; i < b.queries; ++i) {
-    b.lse[i] = lse[i] * kLog2E;
-    FloatVec sum = hn::Zero(d);
-    for (std::int64_t c = 0; c < padded; c += kLanes) {
-      sum = hn::MulAdd(hn::LoadU(d, b.do_rows + i * padded + c),
-                       hn::LoadU(d, o_rows + i * padded + c), sum);
-    }
-    b.delta[i] = hn::GetLane(hn::SumOfLanes(d, sum));
-  }
+  for (std::int64_t i = 0; i < b.queries; ++i) b.lse[i] = lse[i] * kLog2E;
   for (std::int64_t i = b.queries; i < panels * kPanel; ++i) {
     b.lse[i] = std::numeric_limits<float>::infinity();
     b.delta[i] = 0.0f;

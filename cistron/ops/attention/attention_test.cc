@@ -383,7 +383,7 @@ struct Results {
 };
 Results RunAll(const Context& ctx, const Problem& p) {
   Results r{Tensor::Empty(p.in.q.shape(), p.dtype),
-            Tensor::Empty({p.config.num_heads, p.tokens}, DType::kF32),
+            Tensor::Empty({p.config.num_heads, p.tokens}, ComputeType(p.dtype)),
             Tensor::Empty(p.in.q.shape(), p.dtype), Tensor::Empty(p.in.k.shape(), p.dtype),
             Tensor::Empty(p.in.k.shape(), p.dtype)};
   AttentionForward(ctx, p.config, p.sequences, p.in.q, p.in.k, p.in.v, r.lse, Write(r.o));
@@ -468,6 +468,46 @@ TEST(Attention, OneToken) {
     // p is exp(s − lse), 1 up to the rounding of the score.
     const double error = BackwardError(p, DType::kF32);
     EXPECT_TRUE(Agrees(check::Compare("dv", r.dv, p.do64, error * LargestRow(p.do64, 9))));
+  }
+}
+
+bool AllZero(const Tensor& t) {
+  for (std::int64_t i = 0; i < t.numel(); ++i) {
+    if (ElementAsDouble(t, i) != 0) return false;
+  }
+  return true;
+}
+
+// A query that sees one key has a probability of 1 whatever its score: dq of it is zero, and it
+// adds nothing to dk, without a rounding error. dk of a window of one is zero then.
+TEST(Attention, OneVisibleKeyHasNoScoreGradient) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64}) {
+    for (const Variant& variant : Variants()) {
+      if (dtype == DType::kF64 && variant.impl != "ref") continue;
+      SCOPED_TRACE(std::string(Name(dtype)) + " " + variant.name);
+      const testing::ScopedInstructionSet scope(
+          variant.target == 0 ? testing::InstructionSets().front() : variant.target);
+      const Context ctx = Context().WithImpl(variant.impl);
+      // Many queries in a block, tasks of whole sequences and (one long one) tasks of blocks.
+      for (const std::vector<std::int64_t>& lengths :
+           {std::vector<std::int64_t>{1, 2, 70, 1, 3}, std::vector<std::int64_t>{200}}) {
+        const Problem causal = MakeProblem({"first", lengths, 2, {4, 2, 20, 0}}, dtype, 3.0);
+        const Results r = RunAll(ctx, causal);
+        std::int64_t first = 0;
+        for (const std::int64_t n : lengths) {
+          EXPECT_TRUE(AllZero(Dense(r.dq.Slice(0, first, 1)))) << "token " << first;
+          if (n == 1) {
+            EXPECT_TRUE(AllZero(Dense(r.dk.Slice(0, first, 1)))) << "token " << first;
+          }
+          first += n;
+        }
+        const Problem window = MakeProblem({"window", lengths, 2, {6, 2, 7, 1}}, dtype, 3.0);
+        const Results w = RunAll(ctx, window);
+        EXPECT_TRUE(AllZero(w.dq));
+        EXPECT_TRUE(AllZero(w.dk));
+        EXPECT_FALSE(AllZero(w.dv));
+      }
+    }
   }
 }
 
