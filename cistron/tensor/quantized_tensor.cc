@@ -1,0 +1,71 @@
+#include "cistron/tensor/quantized_tensor.h"
+
+#include "cistron/base/error.h"
+
+namespace cistron {
+
+std::string_view Name(Scaling scaling) {
+  switch (scaling) {
+    case Scaling::kTensor: return "tensor";
+    case Scaling::kBlock1x128: return "block 1x128";
+    case Scaling::kBlock128x128: return "block 128x128";
+    case Scaling::kMxfp8: return "mxfp8";
+    case Scaling::kMxfp8Block32x32: return "mxfp8 32x32";
+  }
+  return "?";
+}
+
+std::int64_t BlockSize(Scaling scaling) {
+  switch (scaling) {
+    case Scaling::kTensor: return 0;
+    case Scaling::kBlock1x128:
+    case Scaling::kBlock128x128: return 128;
+    case Scaling::kMxfp8:
+    case Scaling::kMxfp8Block32x32: return 32;
+  }
+  return 0;
+}
+
+bool IsDirectionless(Scaling scaling) {
+  return scaling != Scaling::kMxfp8 && scaling != Scaling::kBlock1x128;
+}
+
+std::int64_t QuantizedTensor::num_groups() const {
+  if (split_sizes) return split_sizes.dim(0);
+  return shape.rank() == 3 ? shape[0] : 1;
+}
+
+std::int64_t QuantizedTensor::bytes() const {
+  std::int64_t sum = 0;
+  for (const QuantizedCopy* c : {&rowwise, &columnwise}) {
+    if (!*c || (c == &columnwise && rowwise && c->codes.raw() == rowwise.codes.raw())) continue;
+    sum += c->codes.bytes() + c->scales.bytes();
+  }
+  return sum;
+}
+
+Shape ScaleShape(const QuantizedLayout& layout, const Shape& shape, const Tensor& split_sizes,
+                 Direction direction) {
+  CISTRON_CHECK(shape.rank() == 2 || (shape.rank() == 3 && !split_sizes),
+                "quantize: shape {} is neither [M, K] nor, without split_sizes, [G, M, K]",
+                ToString(shape));
+  const bool stacked = shape.rank() == 3;
+  const std::int64_t groups = split_sizes ? split_sizes.dim(0) : stacked ? shape[0] : 1;
+  if (layout.scaling == Scaling::kTensor) return {groups};
+  const std::int64_t rows = shape[shape.rank() - 2], cols = shape[shape.rank() - 1];
+  const std::int64_t block = BlockSize(layout.scaling);
+  const auto blocks = [block](std::int64_t n, std::int64_t parts) {
+    return parts * ((n / parts + block - 1) / block);
+  };
+  const bool square = IsDirectionless(layout.scaling);
+  std::int64_t scale_rows = rows, scale_cols = cols;
+  if (square || direction == Direction::kColumnwise) {
+    scale_rows =
+        split_sizes ? (rows + groups * (block - 1)) / block : blocks(rows, layout.row_parts);
+  }
+  if (square || direction == Direction::kRowwise) scale_cols = blocks(cols, layout.col_parts);
+  if (stacked) return {groups, scale_rows, scale_cols};
+  return {scale_rows, scale_cols};
+}
+
+}  // namespace cistron
