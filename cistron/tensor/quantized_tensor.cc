@@ -44,6 +44,10 @@ std::int64_t QuantizedTensor::bytes() const {
   return sum;
 }
 
+std::string Describe(const QuantizedTensor& q) {
+  return fmt::format("{} {} {}", Name(q.layout.scaling), Name(q.layout.format), ToString(q.shape));
+}
+
 Shape ScaleShape(const QuantizedLayout& layout, const Shape& shape, const Tensor& split_sizes,
                  Direction direction) {
   CISTRON_CHECK(shape.rank() == 2 || (shape.rank() == 3 && !split_sizes),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "cistron/tensor/tensor.h"
@@ -63,6 +64,9 @@ struct QuantizedTensor {
   // Of codes and scales, each storage once.
   std::int64_t bytes() const;
 };
+
+// "mxfp8 e4m3 [8, 64]", for messages.
+std::string Describe(const QuantizedTensor& q);
 
 // Shape of the scales of one copy.
 //   kTensor                 [G]
