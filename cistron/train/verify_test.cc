@@ -7,12 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include "cistron/io/file.h"
+#include "cistron/io/safetensors.h"
 
 namespace cistron::train {
 namespace {
@@ -54,20 +56,50 @@ INSTANTIATE_TEST_SUITE_P(Folders, Golden, testing::ValuesIn(GoldenFolders()),
 class WrongGolden {
  public:
   WrongGolden(const std::string& file, const std::string& from, const std::string& to)
-      : directory_(fs::temp_directory_path() /
-                   ("cistron_verify_" + std::to_string(::getpid()) + "_" + file)) {
-    fs::remove_all(directory_);
-    fs::copy(CISTRON_SOURCE_DIR "/tests/golden/mixtral_tiny", directory_);
+      : WrongGolden(file) {
     std::string text = io::ReadFile(directory_ / file);
     const std::size_t at = text.find(from);
     EXPECT_NE(at, std::string::npos);
     text.replace(at, from.size(), to);
-    std::ofstream(directory_ / file, std::ios::binary) << text;
+    Write(file, text);
+  }
+  // Adds `delta` to one element of a golden tensor.
+  WrongGolden(const std::string& tensor, std::int64_t element, float delta)
+      : WrongGolden("golden.safetensors") {
+    const std::string file = "golden.safetensors";
+    std::string bytes = io::ReadFile(directory_ / file);
+    const io::SafetensorsFile golden(directory_ / file);
+    const io::TensorEntry* entry = golden.Find(tensor);
+    EXPECT_NE(entry, nullptr);
+    char* at = bytes.data() + bytes.size() - DataBytes(golden) + entry->begin +
+               static_cast<std::size_t>(element) * sizeof(float);
+    float value = 0;
+    std::memcpy(&value, at, sizeof(value));
+    value += delta;
+    std::memcpy(at, &value, sizeof(value));
+    Write(file, bytes);
   }
   ~WrongGolden() { fs::remove_all(directory_); }
-  VerifyReport Verify() const { return VerifyModel(ops::Context(), directory_, DType::kF32); }
+  VerifyReport Verify(DType precision = DType::kF32) const {
+    return VerifyModel(ops::Context(), directory_, precision);
+  }
 
  private:
+  explicit WrongGolden(const std::string& file)
+      : directory_(fs::temp_directory_path() /
+                   ("cistron_verify_" + std::to_string(::getpid()) + "_" + file)) {
+    fs::remove_all(directory_);
+    fs::copy(CISTRON_SOURCE_DIR "/tests/golden/mixtral_tiny", directory_);
+  }
+  static std::size_t DataBytes(const io::SafetensorsFile& file) {
+    std::uint64_t end = 0;
+    for (const io::TensorEntry& entry : file.entries()) end = std::max(end, entry.end);
+    return end;
+  }
+  void Write(const std::string& file, const std::string& bytes) const {
+    std::ofstream(directory_ / file, std::ios::binary | std::ios::trunc) << bytes;
+  }
+
   fs::path directory_;
 };
 
@@ -100,6 +132,39 @@ TEST(Verify, NoticesAWrongNormEpsilon) {
   const VerifyReport report =
       WrongGolden("config.json", "\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-03").Verify();
   EXPECT_FALSE(RowOk(report, "logits"));
+}
+
+// The bound of the weights is wider only where the gradient is rounding noise.
+TEST(Verify, NoticesOneWrongWeight) {
+  for (const char* tensor : {"after.model.norm.weight", "after.model.embed_tokens.weight"}) {
+    const std::int64_t element = 7 * 32;  // a token of the input: ids from 3
+    const bool matrix = std::string(tensor).find("embed") != std::string::npos;
+    const VerifyReport report = WrongGolden(tensor, matrix ? element : 7, 2e-4f).Verify();
+    EXPECT_FALSE(RowOk(report, "after")) << tensor;
+    EXPECT_TRUE(RowOk(report, "train.loss"));
+  }
+}
+
+// The bounds of single numbers in bf16 do not depend on how the errors of the reference cancel, and
+// still tell a bf16 result from a wrong one.
+TEST(Verify, NoticesAWrongNumberInBf16) {
+  const VerifyReport loss = WrongGolden("loss", 0, 0.1f).Verify(DType::kBF16);
+  EXPECT_FALSE(RowOk(loss, "loss"));
+  const VerifyReport aux = WrongGolden("aux_loss", 0, 0.1f).Verify(DType::kBF16);
+  EXPECT_FALSE(RowOk(aux, "aux_loss"));
+  const VerifyReport step = WrongGolden("train.loss", 4, 0.1f).Verify(DType::kBF16);
+  EXPECT_FALSE(RowOk(step, "train.loss"));
+  const VerifyReport norm = WrongGolden("train.grad_norm", 0, 0.2f).Verify(DType::kBF16);
+  EXPECT_FALSE(RowOk(norm, "train.grad_norm"));
+}
+
+// Gradients of a gate that are zero in exact arithmetic, and noise in the file.
+TEST(Verify, SaysWhenNoiseRoutes) {
+  const VerifyReport report =
+      VerifyModel(ops::Context(), CISTRON_SOURCE_DIR "/tests/golden/mixtral_noise", DType::kF32);
+  EXPECT_TRUE(report.ok()) << FormatVerifyReport(report);
+  EXPECT_NE(report.note.find("later steps are not compared"), std::string::npos) << report.note;
+  for (const VerifyRow& row : report.rows) EXPECT_NE(row.quantity, "after");
 }
 
 TEST(Verify, RefusesAFolderWithoutGoldenValues) {

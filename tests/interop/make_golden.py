@@ -35,6 +35,9 @@ PRESETS = {
     # gradients of queries and keys are small beside what cancels in them.
     "mixtral_pairs": dict(hidden=12, ffn=5, layers=2, heads=2, kv=1, experts=3, topk=2, vocab=12,
                           batch=3, seq=2, seed=6),
+    # One expert a token without auxiliary loss: the gradient of the gate is zero in exact arithmetic.
+    "mixtral_noise": dict(hidden=12, ffn=5, layers=2, heads=2, kv=1, experts=4, topk=1, vocab=12,
+                          batch=2, seq=12, aux=0.0, seed=7),
 }
 
 # HF measures the auxiliary loss only when asked; it enters the loss by its coefficient.

@@ -1,0 +1,59 @@
+// A folder of golden values, and a model that makes its steps again. Internal to verify.
+#pragma once
+
+#include <filesystem>
+
+#include "cistron/data/batch.h"
+#include "cistron/io/safetensors.h"
+#include "cistron/model/hugging_face.h"
+#include "cistron/model/local_mixtral.h"
+#include "cistron/optim/adamw_optimizer.h"
+
+namespace cistron::train {
+
+// config.json, model.safetensors, golden.safetensors, about.json.
+struct GoldenFolder {
+  explicit GoldenFolder(const std::filesystem::path& directory);
+
+  std::int64_t steps() const { return input_ids.dim(0); }
+  // Batch of HF's causal language modelling: labels are the inputs, shifted by one.
+  data::Batch MakeBatch(std::int64_t step) const;
+
+  model::HuggingFaceModel hf;
+  io::SafetensorsFile tensors;  // the golden values
+  Tensor input_ids;             // [steps, batch, seq]
+  double lr = 0;
+  optim::AdamWOptions optimizer;
+};
+
+class GoldenReplay {
+ public:
+  // The folder must outlive the replay.
+  GoldenReplay(const ops::Context& ctx, const GoldenFolder& folder, DType precision);
+
+  model::Mixtral::Logits ComputeLogits(std::int64_t step);
+
+  struct Loss {
+    double total;  // with the auxiliary term
+    double aux;
+  };
+  // Gradients go to the parameters.
+  Loss ForwardBackward(std::int64_t step);
+  void ZeroGradients() { local_.store.ZeroGradients(); }
+
+  // Norm of the gradients before clipping, then the update with them.
+  double ComputeGradNorm() { return optimizer_.ComputeGradNorm(); }
+  void Update() { optimizer_.Update(folder_.lr); }
+
+  const std::vector<nn::LocalParameterStore::Parameter>& parameters() {
+    return local_.store.parameters();
+  }
+
+ private:
+  ops::Context ctx_;
+  const GoldenFolder& folder_;
+  model::LocalMixtral local_;
+  optim::AdamWOptimizer optimizer_;
+};
+
+}  // namespace cistron::train

@@ -1,0 +1,113 @@
+#include "cistron/train/reference_errors.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cistron/ops/cross_entropy/cross_entropy.h"
+
+namespace cistron::train {
+namespace {
+
+// Row r of a matrix in f64.
+std::vector<double> Row(const Tensor& t, std::int64_t r) {
+  std::vector<double> row(static_cast<std::size_t>(t.dim(1)));
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    row[i] = ElementAsDouble(t, r * t.dim(1) + static_cast<std::int64_t>(i));
+  }
+  return row;
+}
+
+double LogSumExp(const std::vector<double>& x) {
+  const double largest = *std::max_element(x.begin(), x.end());
+  double sum = 0;
+  for (const double v : x) sum += std::exp(v - largest);
+  return largest + std::log(sum);
+}
+
+double LossError(const Tensor& a, const Tensor& b, const data::Batch& batch) {
+  double sum = 0, labels = 0;
+  for (std::int64_t t = 0; t < batch.num_tokens(); ++t) {
+    const std::int64_t label = batch.labels.data<std::int64_t>()[t];
+    if (label == ops::kIgnoreLabel) continue;
+    const auto nll = [&](const Tensor& logits) {
+      const std::vector<double> row = Row(logits, t);
+      return LogSumExp(row) - row[static_cast<std::size_t>(label)];
+    };
+    sum += std::abs(nll(a) - nll(b));
+    labels += 1;
+  }
+  return sum / labels;
+}
+
+std::vector<double> Chosen(const Tensor& experts, std::int64_t token, std::size_t num_experts) {
+  std::vector<double> chosen(num_experts, 0.0);
+  for (const double e : Row(experts, token)) chosen[static_cast<std::size_t>(e)] += 1;
+  return chosen;
+}
+
+// Of all layers, whose tokens count together.
+double AuxLossError(const model::Mixtral::Logits& got, const model::Mixtral::Logits& exact) {
+  const auto num_experts = static_cast<std::size_t>(exact.router_logits.at(0).dim(1));
+  std::vector<double> assigned(num_experts), probability(num_experts), chosen_error(num_experts),
+      probability_error(num_experts);
+  double tokens = 0;
+  for (std::size_t layer = 0; layer < exact.router_logits.size(); ++layer) {
+    for (std::int64_t t = 0; t < exact.router_logits[layer].dim(0); ++t, tokens += 1) {
+      const auto a = Row(got.router_logits[layer], t), b = Row(exact.router_logits[layer], t);
+      const double lse_a = LogSumExp(a), lse_b = LogSumExp(b);
+      const auto chosen_a = Chosen(got.experts[layer], t, num_experts);
+      const auto chosen_b = Chosen(exact.experts[layer], t, num_experts);
+      for (std::size_t e = 0; e < num_experts; ++e) {
+        const double p = std::exp(b[e] - lse_b);
+        probability[e] += p;
+        probability_error[e] += std::abs(std::exp(a[e] - lse_a) - p);
+        assigned[e] += chosen_a[e];
+        chosen_error[e] += std::abs(chosen_a[e] - chosen_b[e]);
+      }
+    }
+  }
+  double sum = 0;
+  for (std::size_t e = 0; e < num_experts; ++e) {
+    sum += chosen_error[e] * probability[e] + assigned[e] * probability_error[e];
+  }
+  return static_cast<double>(num_experts) * sum / (tokens * tokens);
+}
+
+double GradientError(GoldenReplay& got, GoldenReplay& exact) {
+  double squares = 0;
+  for (std::size_t i = 0; i < exact.parameters().size(); ++i) {
+    const Tensor &a = got.parameters()[i].grad, &b = exact.parameters()[i].grad;
+    for (std::int64_t j = 0; j < b.numel(); ++j) {
+      const double d = ElementAsDouble(a, j) - ElementAsDouble(b, j);
+      squares += d * d;
+    }
+  }
+  return std::sqrt(squares);
+}
+
+}  // namespace
+
+std::vector<StepErrors> MeasureReferenceErrors(const ops::Context& ctx, const GoldenFolder& folder,
+                                               DType precision) {
+  const ops::Context ref = ctx.WithImpl("ref");
+  GoldenReplay got(ref, folder, precision), exact(ref, folder, DType::kF64);
+  const model::MixtralConfig& config = folder.hf.config;
+  const double coefficient = config.output_router_logits ? config.router_aux_loss_coef : 0;
+  std::vector<StepErrors> errors;
+  for (std::int64_t step = 0; step < folder.steps(); ++step) {
+    const model::Mixtral::Logits a = got.ComputeLogits(step), b = exact.ComputeLogits(step);
+    StepErrors e;
+    e.aux_loss = AuxLossError(a, b);
+    e.loss = LossError(a.logits, b.logits, folder.MakeBatch(step)) + coefficient * e.aux_loss;
+    for (GoldenReplay* replay : {&got, &exact}) replay->ForwardBackward(step);
+    e.grad_norm = GradientError(got, exact);
+    errors.push_back(e);
+    for (GoldenReplay* replay : {&got, &exact}) {
+      replay->ComputeGradNorm();
+      replay->Update();
+    }
+  }
+  return errors;
+}
+
+}  // namespace cistron::train

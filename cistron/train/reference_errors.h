@@ -1,0 +1,31 @@
+// What rounding to bf16 does to the numbers of a golden folder, measured on the scalar reference.
+// Internal to verify.
+//
+// A loss or a norm is one number in which errors of either sign cancel, by luck to almost nothing:
+// the reference's own error of it is no measure of what another implementation may do. What does
+// not depend on luck is how much there is to cancel. Beside the reference in bf16 goes one in f64,
+// over the same steps, and with δ the difference of both:
+//   loss          |δ mean_t nll_t| ≤ mean_t |δ nll_t|, plus the coefficient times that of aux_loss;
+//   aux_loss      E Σ_e f_e P_e, f_e the assignments of e and P_e the probability of e, both a
+//                 token: ≤ E Σ_e (mean_t |δ chosen_te| · P_e + f_e · mean_t |δ p_te|);
+//   grad_norm     |δ ‖g‖| ≤ ‖δ g‖, over all parameters.
+#pragma once
+
+#include <vector>
+
+#include "cistron/train/golden_replay.h"
+
+namespace cistron::train {
+
+// Absolute errors of one step, without cancelling.
+struct StepErrors {
+  double loss = 0;  // with the auxiliary term
+  double aux_loss = 0;
+  double grad_norm = 0;
+};
+
+// Of every step of the folder; `ctx` gives memory, the implementation is `ref`.
+std::vector<StepErrors> MeasureReferenceErrors(const ops::Context& ctx, const GoldenFolder& folder,
+                                               DType precision);
+
+}  // namespace cistron::train
