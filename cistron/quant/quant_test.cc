@@ -1,0 +1,134 @@
+// Recipes, autocast scopes, and the state of delayed scaling.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cistron/base/error.h"
+#include "cistron/check/compare.h"
+#include "cistron/quant/autocast.h"
+#include "cistron/quant/quantizer.h"
+
+namespace cistron::quant {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TEST(Recipe, LayoutsFollowTheRole) {
+  const auto layout = [](const Recipe& r, TensorRole role) {
+    const QuantizedLayout l = LayoutOf(r, role);
+    return std::pair{l.scaling, l.format};
+  };
+  EXPECT_EQ(layout(MXFP8BlockScaling{}, TensorRole::kOutputGradient),
+            std::pair(Scaling::kMxfp8, DType::kE4M3));
+  EXPECT_EQ(layout(MXFP8BlockScaling{.weights_2d = true}, TensorRole::kWeight),
+            std::pair(Scaling::kMxfp8Block32x32, DType::kE4M3));
+  EXPECT_EQ(layout(DelayedScaling{}, TensorRole::kOutputGradient),
+            std::pair(Scaling::kTensor, DType::kE5M2));
+  EXPECT_EQ(layout(Float8CurrentScaling{}, TensorRole::kInput),
+            std::pair(Scaling::kTensor, DType::kE4M3));
+  EXPECT_EQ(layout(Float8BlockScaling{}, TensorRole::kWeight),
+            std::pair(Scaling::kBlock128x128, DType::kE4M3));
+  EXPECT_EQ(
+      layout(Float8BlockScaling{.fp8_format = Fp8Format::kHybrid}, TensorRole::kOutputGradient),
+      std::pair(Scaling::kBlock1x128, DType::kE5M2));
+  EXPECT_THROW(LayoutOf(BF16{}, TensorRole::kInput), Error);
+}
+
+TEST(Recipe, OptionsOutOfRangeAreNamed) {
+  EXPECT_THAT([] { Autocast scope(DelayedScaling{.amax_history_len = 0}); },
+              ThrowsMessage<Error>(HasSubstr("amax_history_len = 0")));
+  EXPECT_THAT([] { Autocast scope(DelayedScaling{.margin = -1}); },
+              ThrowsMessage<Error>(HasSubstr("margin = -1")));
+  EXPECT_THAT([] { Autocast scope(DelayedScaling{}); }, ThrowsMessage<Error>(HasSubstr("states")));
+}
+
+TEST(Autocast, InnermostScopeCountsAndEnds) {
+  EXPECT_EQ(RecipeFor("w"), Recipe(BF16{}));
+  {
+    const Autocast outer(MXFP8BlockScaling{});
+    EXPECT_EQ(Name(RecipeFor("w")), "MXFP8BlockScaling");
+    {
+      const Autocast inner(Float8CurrentScaling{});
+      EXPECT_EQ(Name(RecipeFor("w")), "Float8CurrentScaling");
+    }
+    EXPECT_EQ(Name(RecipeFor("w")), "MXFP8BlockScaling");
+  }
+  EXPECT_EQ(RecipeFor("w"), Recipe(BF16{}));
+}
+
+TEST(Autocast, FirstLastAndNamedLayersStayHigh) {
+  const Autocast scope(
+      MXFP8BlockScaling{},
+      {.high_precision = {
+           .first = 1, .last = 2, .num_layers = 6, .patterns = {"*.o_proj.*", "x"}}});
+  const auto high = [](const char* name) { return !Quantizes(RecipeFor(name)); };
+  EXPECT_TRUE(high("model.layers.0.mlp.experts.down_proj"));
+  EXPECT_FALSE(high("model.layers.1.mlp.experts.down_proj"));
+  EXPECT_FALSE(high("model.layers.3.self_attn.q_proj.weight"));
+  EXPECT_TRUE(high("model.layers.4.self_attn.q_proj.weight"));
+  EXPECT_TRUE(high("model.layers.5.self_attn.q_proj.weight"));
+  EXPECT_TRUE(high("model.layers.2.self_attn.o_proj.weight"));
+  EXPECT_TRUE(high("x"));
+  EXPECT_FALSE(high("xy"));
+}
+
+class DelayedTest : public ::testing::Test {
+ protected:
+  // Quantises [1, 2] values in an own scope and returns the scale that was used.
+  float Use(float a, float b, bool record = true, TensorRole role = TensorRole::kInput) {
+    const Autocast scope(recipe_, {.states = &states_, .record_amax = record});
+    const Tensor x = Tensor::FromSpan<float>({1, 2}, std::array{a, b});
+    const QuantizedTensor q = QuantizeOperand(ctx_, recipe_, {.role = role, .name = "w", .x = x});
+    return 1.0f / q.rowwise.scales.data<float>()[0];
+  }
+  ops::Context ctx_;
+  ScalingStates states_;
+  DelayedScaling recipe_{.amax_history_len = 2};
+};
+
+TEST_F(DelayedTest, MicroBatchesTakeTheLargerAmaxAndTheNextStepUsesIt) {
+  EXPECT_EQ(Use(1, -7), 1.0f);
+  EXPECT_EQ(Use(3, 2), 1.0f);  // second micro-batch of the step
+  states_.EndStep(ctx_);
+  EXPECT_EQ(Use(14, 1), 64.0f);  // 448 / 7
+  states_.EndStep(ctx_);
+  EXPECT_EQ(Use(1, 1), 32.0f);
+}
+
+TEST_F(DelayedTest, EvaluationUsesTheScaleAndLeavesNothing) {
+  Use(7, 0);
+  states_.EndStep(ctx_);
+  EXPECT_EQ(Use(1e6f, 0, /*record=*/false), 64.0f);
+  states_.EndStep(ctx_);
+  EXPECT_EQ(Use(1, 1), 64.0f);
+}
+
+TEST_F(DelayedTest, StateIsDataThatComesBack) {
+  Use(7, 0);
+  states_.EndStep(ctx_);
+  ScalingStates copy;
+  for (const auto& [name, tensor] : states_.Tensors()) copy.Restore(name, tensor);
+  Use(3, 5);
+  states_.EndStep(ctx_);
+  const auto expected = states_.Tensors();
+  states_ = std::move(copy);
+  Use(3, 5);
+  states_.EndStep(ctx_);
+  const auto got = states_.Tensors();
+  ASSERT_EQ(got.size(), 2u);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].name, expected[i].name);
+    EXPECT_TRUE(check::CompareBitwise(got[i].name, got[i].tensor, expected[i].tensor));
+  }
+}
+
+TEST_F(DelayedTest, StateOfAnotherHistoryLengthIsRefused) {
+  Use(7, 0);
+  recipe_.amax_history_len = 3;
+  EXPECT_THAT([&] { Use(7, 0); }, ThrowsMessage<Error>(HasSubstr("history of 3")));
+}
+
+}  // namespace
+}  // namespace cistron::quant

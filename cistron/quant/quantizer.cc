@@ -1,0 +1,33 @@
+#include "cistron/quant/quantizer.h"
+
+#include "cistron/base/error.h"
+#include "cistron/quant/autocast.h"
+
+namespace cistron::quant {
+
+QuantizedTensor QuantizeOperand(const ops::Context& ctx, const Recipe& recipe,
+                                const QuantizeRequest& r) {
+  QuantizedLayout layout = LayoutOf(recipe, r.role);
+  layout.row_parts = r.row_parts;
+  layout.col_parts = r.col_parts;
+  QuantizedTensor q = ops::EmptyQuantized(ctx, r.x.shape(), r.split_sizes, layout, r.copies);
+  const auto* delayed = std::get_if<DelayedScaling>(&recipe);
+  if (delayed == nullptr) {
+    ops::Quantize(ctx, r.x, PowerOfTwoScales(recipe), {}, q);
+    return q;
+  }
+  const Autocast* scope = Autocast::Current();
+  CISTRON_CHECK(scope != nullptr && scope->options().states != nullptr,
+                "delayed scaling: {} is quantised outside every autocast scope that has states",
+                r.name);
+  ScalingStates::State& state = scope->options().states->Get(
+      r.name + "/" + std::string(Name(r.role)), *delayed, layout.format, q.num_groups());
+  ops::TensorScale scale{state.scale, {}};
+  const bool record = scope->options().record_amax || r.role == TensorRole::kWeight;
+  if (record) scale.amax = ctx.Empty({q.num_groups()}, DType::kF32);
+  ops::Quantize(ctx, r.x, false, scale, q);
+  if (record) ScalingStates::Record(state, scale.amax);
+  return q;
+}
+
+}  // namespace cistron::quant

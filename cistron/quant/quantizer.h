@@ -1,0 +1,26 @@
+// Quantises the operands of a product as the recipe in force says.
+#pragma once
+
+#include <string>
+
+#include "cistron/ops/context.h"
+#include "cistron/ops/quantize/quantize.h"
+#include "cistron/quant/recipe.h"
+
+namespace cistron::quant {
+
+struct QuantizeRequest {
+  TensorRole role = TensorRole::kInput;
+  // Names the state of delayed scaling, with the role; unused by other recipes.
+  std::string name{};
+  Tensor x;                                   // [M, K] or [G, M, K], f32 or bf16
+  Tensor split_sizes;                         // of a ragged grouped tensor
+  std::int64_t row_parts = 1, col_parts = 1;  // see QuantizedLayout
+  ops::QuantizeCopies copies{};
+};
+
+// Takes scales from, and leaves amax in, the states of the innermost Autocast (DelayedScaling).
+QuantizedTensor QuantizeOperand(const ops::Context& ctx, const Recipe& recipe,
+                                const QuantizeRequest& request);
+
+}  // namespace cistron::quant

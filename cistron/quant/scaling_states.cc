@@ -1,0 +1,77 @@
+#include "cistron/quant/scaling_states.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cistron/base/error.h"
+
+namespace cistron::quant {
+namespace {
+
+constexpr std::string_view kScale = "/scale", kHistory = "/amax_history";
+
+bool EndsWith(const std::string& name, std::string_view suffix) {
+  return name.size() > suffix.size() &&
+         name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
+}
+
+}  // namespace
+
+ScalingStates::State& ScalingStates::Get(const std::string& name, const DelayedScaling& recipe,
+                                         DType format, std::int64_t groups) {
+  State& s = states_[name];
+  s.recipe = recipe;
+  s.format = format;
+  if (!s.scale) {
+    s.scale = Tensor::Empty({groups}, DType::kF32);
+    std::fill_n(s.scale.data<float>(), groups, 1.0f);
+  }
+  if (!s.amax_history)
+    s.amax_history = Tensor::Zeros({recipe.amax_history_len, groups}, DType::kF32);
+  if (!s.amax) s.amax = Tensor::Zeros({groups}, DType::kF32);
+  CISTRON_CHECK(s.scale.shape() == Shape({groups}) &&
+                    s.amax_history.shape() == Shape({recipe.amax_history_len, groups}),
+                "delayed scaling: the state of {} has scale {} and amax_history {}, but {} groups "
+                "and a history of {} are asked for",
+                name, Describe(s.scale), Describe(s.amax_history), groups, recipe.amax_history_len);
+  return s;
+}
+
+void ScalingStates::Record(State& s, const Tensor& amax) {
+  float* const kept = s.amax.data<float>();
+  const float* const now = amax.data<float>();
+  for (std::int64_t g = 0; g < s.amax.numel(); ++g) {
+    if (!s.recorded || std::isnan(now[g]) || now[g] > kept[g]) kept[g] = now[g];
+  }
+  s.recorded = true;
+}
+
+void ScalingStates::EndStep(const ops::Context& ctx) {
+  for (auto& [name, s] : states_) {
+    if (!s.recorded) continue;
+    ops::UpdateDelayedScale(ctx, s.amax, s.format, s.recipe.margin, s.recipe.amax_compute_algo,
+                            s.amax_history, s.scale);
+    s.recorded = false;
+  }
+}
+
+std::vector<ScalingStates::NamedTensor> ScalingStates::Tensors() const {
+  std::vector<NamedTensor> tensors;
+  for (const auto& [name, s] : states_) {
+    tensors.push_back({name + std::string(kHistory), s.amax_history});
+    tensors.push_back({name + std::string(kScale), s.scale});
+  }
+  return tensors;
+}
+
+void ScalingStates::Restore(const std::string& name, const Tensor& tensor) {
+  const bool scale = EndsWith(name, kScale);
+  CISTRON_CHECK(scale || EndsWith(name, kHistory),
+                "delayed scaling: '{}' is neither a scale nor an amax_history", name);
+  CISTRON_CHECK(tensor.dtype() == DType::kF32 && tensor.rank() == (scale ? 1 : 2),
+                "delayed scaling: {} is {}", name, Describe(tensor));
+  State& s = states_[name.substr(0, name.size() - (scale ? kScale : kHistory).size())];
+  (scale ? s.scale : s.amax_history) = tensor.Clone();
+}
+
+}  // namespace cistron::quant
