@@ -32,18 +32,31 @@ HWY_INLINE FloatVec LoadFloat(const bf16* from) {
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
 }
 
-// Stores kLanes elements; bf16 rounds to nearest even and keeps NaN, as bf16's constructor does.
+// Calls f(0), …, f(kCount − 1). Several vectors that take each step together keep a processor
+// busier than one after another.
+template <int kCount, class F>
+HWY_INLINE void ForEach(F&& f) {
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) f(i);
+}
+
+// Bits of f32 rounded to the nearest bf16 (even), in the upper half of each lane; the lower half is
+// not cleared. NaN stays NaN, as in bf16's constructor.
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<FloatTag>> RoundToUpperHalf(FloatVec v) {
+  const hn::RebindToUnsigned<FloatTag> du;
+  const auto u = hn::BitCast(du, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
+  const auto rounded = hn::Add(hn::Add(u, hn::Set(du, 0x7fff)), odd);
+  const auto quiet = hn::Or(u, hn::Set(du, 0x400000));
+  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
+}
+
+// Stores kLanes elements, bf16 rounded.
 HWY_INLINE void StoreFloat(FloatVec v, float* to) {
   hn::StoreU(v, FloatTag(), to);
 }
 HWY_INLINE void StoreFloat(FloatVec v, bf16* to) {
-  const hn::RebindToUnsigned<FloatTag> du;
-  const auto u = hn::BitCast(du, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff))));
-  const auto quiet = hn::Or(hn::ShiftRight<16>(u), hn::Set(du, 0x40));
-  const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
-  const auto bits = hn::IfThenElse(is_nan, quiet, rounded);
+  const auto bits = hn::ShiftRight<16>(RoundToUpperHalf(v));
 #if HWY_TARGET == HWY_SCALAR
   to->bits = static_cast<std::uint16_t>(hn::GetLane(bits));
 #else
@@ -55,26 +68,63 @@ HWY_INLINE void StoreFloat(FloatVec v, bf16* to) {
 #endif
 }
 
-// 2^x within 2 ulp; 0 below −127 (results that would be subnormal), Inf above 128, NaN stays NaN.
-// The polynomial is the minimax one of degree 6 on [−1/2, 1/2] in relative error (1.9e-9), with the
-// first coefficient set to 1, so that 2^0 is exactly 1.
-HWY_INLINE FloatVec Exp2(FloatVec x) {
+// Loads and stores kCount·kLanes elements for work that is the same for every element: in which
+// lane an element lies is the same for all arrays of one type, and otherwise not said. bf16 needs
+// no shuffles this way: a vector of pairs falls into its even and its odd elements.
+template <int kCount>
+HWY_INLINE void LoadFloats(const float* from, FloatVec (&v)[kCount]) {
+  ForEach<kCount>([&](int i) { v[i] = LoadFloat(from + i * kLanes); });
+}
+template <int kCount>
+HWY_INLINE void StoreFloats(const FloatVec (&v)[kCount], float* to) {
+  ForEach<kCount>([&](int i) { StoreFloat(v[i], to + i * kLanes); });
+}
+#if HWY_TARGET == HWY_SCALAR
+template <int kCount>
+HWY_INLINE void LoadFloats(const bf16* from, FloatVec (&v)[kCount]) {
+  ForEach<kCount>([&](int i) { v[i] = LoadFloat(from + i); });
+}
+template <int kCount>
+HWY_INLINE void StoreFloats(const FloatVec (&v)[kCount], bf16* to) {
+  ForEach<kCount>([&](int i) { StoreFloat(v[i], to + i); });
+}
+#else
+template <int kCount>
+HWY_INLINE void LoadFloats(const bf16* from, FloatVec (&v)[kCount]) {
+  static_assert(kCount % 2 == 0);
   const FloatTag d;
-  const hn::RebindToSigned<FloatTag> di;
-  // Max and Min return their second operand when one is NaN (x86), so x comes second.
-  x = hn::Min(hn::Set(d, 128.0f), hn::Max(hn::Set(d, -127.0f), x));
-  const auto n = hn::NearestInt(x);
-  const FloatVec f = hn::Sub(x, hn::ConvertTo(d, n));
-  FloatVec p = hn::Set(d, 0.00015345812f);
-  p = hn::MulAdd(p, f, hn::Set(d, 0.0013399931f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.009618489f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.05550329f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.24022647f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.6931472f));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  // n + 127 is the exponent field: 0 gives 0, 255 gives Inf.
-  const auto exponent = hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127)));
-  return hn::Mul(p, hn::BitCast(d, exponent));
+  const hn::Repartition<std::uint16_t, FloatTag> d16;
+  const hn::RebindToUnsigned<FloatTag> du;
+  ForEach<kCount / 2>([&](int i) {
+    const auto pairs = hn::BitCast(
+        du, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from) + 2 * i * kLanes));
+    v[2 * i] = hn::BitCast(d, hn::ShiftLeft<16>(pairs));
+    v[2 * i + 1] = hn::BitCast(d, hn::And(pairs, hn::Set(du, 0xffff0000u)));
+  });
+}
+template <int kCount>
+HWY_INLINE void StoreFloats(const FloatVec (&v)[kCount], bf16* to) {
+  static_assert(kCount % 2 == 0);
+  const hn::Repartition<std::uint16_t, FloatTag> d16;
+  const hn::RebindToUnsigned<FloatTag> du;
+  hn::Vec<hn::RebindToUnsigned<FloatTag>> bits[kCount];
+  ForEach<kCount>([&](int i) { bits[i] = RoundToUpperHalf(v[i]); });
+  ForEach<kCount / 2>([&](int i) {
+    const auto even = hn::ShiftRight<16>(bits[2 * i]);
+    const auto pairs = hn::IfVecThenElse(hn::Set(du, 0xffff0000u), bits[2 * i + 1], even);
+    hn::StoreU(hn::BitCast(d16, pairs), d16, reinterpret_cast<std::uint16_t*>(to) + 2 * i * kLanes);
+  });
+}
+#endif
+// Value stored, or added to what is there.
+template <int kCount, class T>
+HWY_INLINE void StoreFloats(FloatVec (&v)[kCount], bool accumulate, T* to) {
+  if (accumulate) {
+    FloatVec before[kCount];
+    LoadFloats(to, before);
+    ForEach<kCount>([&](int i) { v[i] = hn::Add(before[i], v[i]); });
+  }
+  StoreFloats(v, to);
 }
 
 }  // namespace HWY_NAMESPACE

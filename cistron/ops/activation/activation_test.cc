@@ -61,12 +61,12 @@ Exact MakeExact(const Tensor& x, const Tensor& dy, const Tensor& scale) {
   return exact;
 }
 
-// Roundings on the way to one product: exp (Highway's within 2 units of u), its argument (exact), 1
-// + e, the division, 1 − σ, and up to eight products and sums.
+// Roundings on the way to one product: exp (within 1.25 ulp, 2.5 units of u), its argument (exact),
+// 1 + e, the division, 1 − σ, and up to eight products and sums.
 constexpr std::int64_t kRoundings = 16;
 
-// The vector kernel takes e^-|a| as 0 beyond 87.3: absolute error at most 87.3·e^-87.3 < 2^-119
-// times |b·s·dy|, which stays below 2^4 here. The reference keeps subnormals; f64 is far from all
+// The vector kernel takes σ(a) as 0 below −88.3: absolute error at most 88.3·e^-88.3 < 2^-120 times
+// |b·s·dy|, which stays below 2^4 here. The reference keeps subnormals; f64 is far from all
 // that.
 double UnderflowSlack(DType compute) {
   return compute == DType::kF64 ? 0x1p-1060 : 0x1p-115;

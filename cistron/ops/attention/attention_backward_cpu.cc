@@ -128,22 +128,26 @@ HWY_INLINE void ProbabilitiesAndGradients(float* scores, float* dp, std::int64_t
                                           float scale, const float* lse, const float* delta) {
   const FloatTag d;
   const FloatVec factor = hn::Set(d, scale);
-  for (std::int64_t lane = 0; lane < kPanel; lane += kLanes) {
-    const FloatVec row_lse = hn::LoadU(d, lse + lane);
-    const FloatVec row_delta = hn::LoadU(d, delta + lane);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      float* s = scores + r * kQueryBlock + lane;
-      float* g = dp + r * kQueryBlock + lane;
-      FloatVec p = Exp2(hn::Sub(hn::LoadU(d, s), row_lse));
-      FloatVec ds = hn::Mul(hn::Mul(factor, p), hn::Sub(hn::LoadU(d, g), row_delta));
+  static_assert(kPanel == 2 * kLanes);
+  const FloatVec row_lse[2] = {hn::LoadU(d, lse), hn::LoadU(d, lse + kLanes)};
+  const FloatVec row_delta[2] = {hn::LoadU(d, delta), hn::LoadU(d, delta + kLanes)};
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* s = scores + r * kQueryBlock;
+    float* g = dp + r * kQueryBlock;
+    FloatVec p[2];
+    ForEach<2>([&](int i) { p[i] = hn::Sub(hn::LoadU(d, s + i * kLanes), row_lse[i]); });
+    Exp2(p);
+    ForEach<2>([&](int i) {
+      FloatVec ds =
+          hn::Mul(hn::Mul(factor, p[i]), hn::Sub(hn::LoadU(d, g + i * kLanes), row_delta[i]));
       if (masked) {
-        const auto sees = SeesKey(query + lane, key + r, window);
-        p = hn::IfThenElseZero(sees, p);
+        const auto sees = SeesKey(query + i * kLanes, key + r, window);
+        p[i] = hn::IfThenElseZero(sees, p[i]);
         ds = hn::IfThenElseZero(sees, ds);
       }
-      hn::StoreU(p, d, s);
-      hn::StoreU(ds, d, g);
-    }
+      hn::StoreU(p[i], d, s + i * kLanes);
+      hn::StoreU(ds, d, g + i * kLanes);
+    });
   }
 }
 

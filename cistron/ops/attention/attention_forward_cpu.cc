@@ -44,18 +44,19 @@ HWY_INLINE void OnlineSoftmax(float* scores, std::int64_t rows, bool masked, std
   FloatVec sum0 = hn::Zero(d), sum1 = hn::Zero(d);
   for (std::int64_t r = 0; r < rows; ++r) {
     float* s = scores + r * kPanel;
-    const FloatVec p0 = Exp2(hn::Sub(hn::LoadU(d, s), max0));
-    const FloatVec p1 = Exp2(hn::Sub(hn::LoadU(d, s + kLanes), max1));
-    hn::StoreU(p0, d, s);
-    hn::StoreU(p1, d, s + kLanes);
-    sum0 = hn::Add(sum0, p0);
-    sum1 = hn::Add(sum1, p1);
+    FloatVec p[2] = {hn::Sub(hn::LoadU(d, s), max0), hn::Sub(hn::LoadU(d, s + kLanes), max1)};
+    Exp2(p);
+    hn::StoreU(p[0], d, s);
+    hn::StoreU(p[1], d, s + kLanes);
+    sum0 = hn::Add(sum0, p[0]);
+    sum1 = hn::Add(sum1, p[1]);
   }
-  const FloatVec factor0 = Exp2(hn::Sub(old0, max0)), factor1 = Exp2(hn::Sub(old1, max1));
-  hn::StoreU(factor0, d, correction);
-  hn::StoreU(factor1, d, correction + kLanes);
-  hn::StoreU(hn::MulAdd(hn::LoadU(d, sum), factor0, sum0), d, sum);
-  hn::StoreU(hn::MulAdd(hn::LoadU(d, sum + kLanes), factor1, sum1), d, sum + kLanes);
+  FloatVec factor[2] = {hn::Sub(old0, max0), hn::Sub(old1, max1)};
+  Exp2(factor);
+  hn::StoreU(factor[0], d, correction);
+  hn::StoreU(factor[1], d, correction + kLanes);
+  hn::StoreU(hn::MulAdd(hn::LoadU(d, sum), factor[0], sum0), d, sum);
+  hn::StoreU(hn::MulAdd(hn::LoadU(d, sum + kLanes), factor[1], sum1), d, sum + kLanes);
   hn::StoreU(max0, d, maximum);
   hn::StoreU(max1, d, maximum + kLanes);
 }

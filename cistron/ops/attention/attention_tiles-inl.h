@@ -10,7 +10,7 @@
 #include <limits>
 #include <utility>
 
-#include "cistron/ops/vector-inl.h"
+#include "cistron/ops/exp-inl.h"
 
 #if defined(CISTRON_OPS_ATTENTION_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CISTRON_OPS_ATTENTION_TILES_INL_H_

@@ -38,7 +38,7 @@ HWY_INLINE float SoftmaxRow(float* logits, std::int64_t vocab, std::int64_t labe
   const FloatVec shift = hn::Set(d, largest);
   FloatVec total = hn::Zero(d);
   for (std::int64_t v = 0; v < whole; v += kLanes) {
-    const FloatVec e = ExpOfNonPositive(hn::Sub(hn::LoadU(d, logits + v), shift));
+    const FloatVec e = Exp(hn::Sub(hn::LoadU(d, logits + v), shift));
     hn::StoreU(e, d, logits + v);
     total = hn::Add(total, e);
   }
@@ -47,7 +47,7 @@ HWY_INLINE float SoftmaxRow(float* logits, std::int64_t vocab, std::int64_t labe
     float rest[kLanes];
     std::fill_n(rest, kLanes, 0.0f);
     for (std::int64_t v = whole; v < vocab; ++v) rest[v - whole] = logits[v] - largest;
-    hn::StoreU(ExpOfNonPositive(hn::LoadU(d, rest)), d, rest);
+    hn::StoreU(Exp(hn::LoadU(d, rest)), d, rest);
     for (std::int64_t v = whole; v < vocab; ++v) result += logits[v] = rest[v - whole];
   }
   *sum = result;

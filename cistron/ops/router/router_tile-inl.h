@@ -78,7 +78,7 @@ HWY_INLINE void SoftmaxOverExperts(const RouterConfig& config, RouterTile& tile)
     }
     FloatVec sum = hn::Zero(d);
     for (std::int64_t e = 0; e < config.num_experts; ++e) {
-      const FloatVec x = ExpOfNonPositive(hn::Sub(hn::LoadU(d, l + e * kTileTokens), largest));
+      const FloatVec x = Exp(hn::Sub(hn::LoadU(d, l + e * kTileTokens), largest));
       hn::StoreU(x, d, out + e * kTileTokens);
       sum = hn::Add(sum, x);
     }
@@ -226,7 +226,7 @@ HWY_INLINE void ProbabilitiesOfChosen(const RouterConfig& config, RouterTile& ti
       const FloatVec largest = hn::LoadU(d, p);  // the first is the largest
       for (std::int64_t k = 0; k < config.top_k; ++k) {
         float* at = p + k * kTileTokens;
-        hn::StoreU(ExpOfNonPositive(hn::Sub(hn::LoadU(d, at), largest)), d, at);
+        hn::StoreU(Exp(hn::Sub(hn::LoadU(d, at), largest)), d, at);
       }
     }
     for (std::int64_t k = 0; k < config.top_k; ++k) {
