@@ -36,6 +36,12 @@ Context Context::WithImpl(std::string_view choice) const {
   return copy;
 }
 
+Context Context::WithStrict(bool strict) const {
+  Context copy = *this;
+  copy.strict_ = strict;
+  return copy;
+}
+
 Context Context::WithAllocator(Allocator& allocator) const {
   Context copy = *this;
   copy.allocator_ = &allocator;

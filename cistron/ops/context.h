@@ -30,6 +30,10 @@ class Context {
   std::string PreferredImpl(std::string_view op) const;
   // A copy of this context that prefers `choice`, in the syntax of CISTRON_IMPL.
   Context WithImpl(std::string_view choice) const;
+  // Whether an op must run the first implementation of its list, unless the user asked for another:
+  // what would be slower in silence is an error then (implementation.h).
+  bool strict() const { return strict_; }
+  Context WithStrict(bool strict = true) const;
   // A copy of this context that takes memory from `allocator`, which must outlive it and its
   // tensors.
   Context WithAllocator(Allocator& allocator) const;
@@ -38,6 +42,7 @@ class Context {
   Stream stream_;
   Allocator* allocator_;
   std::shared_ptr<const std::string> impl_choice_;
+  bool strict_ = false;
 };
 
 // How an op leaves its result in an output tensor.

@@ -2,7 +2,9 @@
 //
 // Each implementation answers for a problem with yes or with a reason; the first that says yes
 // runs. A user may ask for one by name (Context::PreferredImpl); if that one cannot run the
-// problem, it is an error that carries its reason, never a silent fallback.
+// problem, it is an error that carries its reason, never a silent fallback. Under
+// Context::strict() it is also an error when the best implementation refuses and the user asked for
+// no other.
 #pragma once
 
 #include <span>
@@ -43,7 +45,16 @@ const Run& Select(const Context& ctx, std::string_view op,
   for (const auto& impl : list) {
     if (!preferred.empty() && impl.name != preferred) continue;
     const Support support = impl.supports(problem);
-    if (support) return impl.run;
+    if (support) {
+      if (ctx.strict() && preferred.empty() && !reasons.empty()) {
+        CISTRON_THROW(kUnsupported,
+                      "{0}: strict: '{1}' would run this problem, because what is better refuses "
+                      "it:{2}\nchange what it refuses, ask for '{1}' by CISTRON_IMPL={0}={1}, or "
+                      "set strict=false",
+                      op, impl.name, reasons);
+      }
+      return impl.run;
+    }
     reasons += fmt::format("\n  {}: {}", impl.name, support.reason);
   }
   if (reasons.empty())

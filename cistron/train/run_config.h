@@ -75,7 +75,7 @@ struct RunConfig {
   std::filesystem::path output;
   std::uint64_t seed = 1;
   std::int64_t threads = 0;  // 0: all that the machine grants
-  bool strict = false;       // a fast path that does not fire is an error
+  bool strict = false;       // ops::Context::strict
   RunOptions run;
   InitOptions init;
   model::MixtralConfig model;

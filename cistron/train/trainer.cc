@@ -97,6 +97,7 @@ class Trainer {
       : config_(loaded.config),
         hooks_(hooks),
         corpus_(data::Corpus::Open(DataOf(config_))),
+        ctx_(ops::Context().WithStrict(config_.strict)),
         model_(ctx_, ModelOf(config_), ModelDType(config_.precision)),
         optimizer_(ctx_, model_.store, OptimizerOptions(config_.optim)),
         stream_(std::make_unique<data::TrainingStream>(corpus_, config_.seed,

@@ -312,6 +312,13 @@ TEST(OnExists, ResumeMayTuneButNotChangeWhatTheStateMeans) {
   EXPECT_EQ(tiny.Metrics("run").size(), 12u);
 }
 
+// Every op of a training step runs its best implementation, in both precisions.
+TEST(Strict, ATrainingRunHasNoSlowPath) {
+  TinyRun tiny("strict");
+  EXPECT_TRUE(tiny.Train("fp32", {"strict=true", "train.steps=2"}).finished);
+  EXPECT_TRUE(tiny.Train("bf16", {"strict=true", "precision=bf16", "train.steps=2"}).finished);
+}
+
 TEST(OnExists, AFolderOfSomethingElseIsRefused) {
   TinyRun tiny("other");
   fs::create_directories(tiny.path("letters"));
