@@ -11,6 +11,7 @@
 
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
+#include "cistron/data/prefetcher.h"
 #include "cistron/io/checkpoint.h"
 #include "cistron/model/hugging_face.h"
 #include "cistron/train/evaluate.h"
@@ -18,7 +19,6 @@
 #include "cistron/train/machine_peak.h"
 #include "cistron/train/metrics.h"
 #include "cistron/train/model_source.h"
-#include "cistron/train/prefetcher.h"
 #include "cistron/train/progress.h"
 #include "cistron/train/reading_rules.h"
 #include "cistron/train/training_state.h"
@@ -210,7 +210,7 @@ class Trainer {
         "which MFU is the part",
         FormatCount(flops_per_token_), peak_flops_ / 1e9));
     Progress progress(hooks_.out, start, total, config_.log.every);
-    Prefetcher batches(std::move(stream_), total - start);
+    data::Prefetcher batches(std::move(stream_), total - start);
     bool stop = start > 0 && EvaluateOwed(metrics, start);
     while (!stop && optimizer_.step() < total) {
       stop = Step(batches, metrics, progress);
@@ -247,9 +247,9 @@ class Trainer {
   }
 
   // One update with what follows it; true when a stop was asked for.
-  bool Step(Prefetcher& batches, MetricsWriter& metrics, Progress& progress) {
+  bool Step(data::Prefetcher& batches, MetricsWriter& metrics, Progress& progress) {
     const auto begin = Clock::now();
-    const FetchedBatch fetched = batches.Next();
+    const data::FetchedBatch fetched = batches.Next();
     position_.stream = fetched.state_after;
     StepMetrics m;
     m.step = optimizer_.step() + 1;
