@@ -3,13 +3,14 @@
 //   moe_bench [--clock wall|cpu] [--seconds S]
 //
 // grouped_gemm: uneven groups beside one oneDNN product of the summed size (dnnl_sgemm, for bf16
-// our gemm on oneDNN); `ratio` is ours / that. swiglu, permute: bytes that must move, beside memcpy
-// of as many. Take OMP_NUM_THREADS=1 with
-// --clock cpu.
+// our gemm on oneDNN); `ratio` is ours / that. swiglu, permute: bytes that must move, beside two
+// copies that read and write as many in all (copy.h), every op alternating with its copies. Take
+// OMP_NUM_THREADS=1 with --clock cpu.
 #include <fmt/core.h>
 #include <oneapi/dnnl/dnnl.h>
 
 #include "bench/alternate.h"
+#include "bench/copy.h"
 #include "cistron/base/philox.h"
 #include "cistron/base/threads.h"
 #include "cistron/ops/activation/activation.h"
@@ -91,26 +92,20 @@ void BenchGrouped(const bench::Options& options, const ops::GroupedGemmShape& s,
   }
 }
 
-// A copy that moves `bytes` in all: reads half of them and writes half.
-std::function<void()> Copy(const Tensor& from, const Tensor& to, std::int64_t bytes) {
-  const std::int64_t n = std::min(bytes / 2, std::min(from.bytes(), to.bytes()));
-  return [=] {
-    ParallelChunks(n, 1 << 14, [&](std::int64_t begin, std::int64_t end, int) {
-      std::memcpy(static_cast<char*>(to.raw()) + begin,
-                  static_cast<const char*>(from.raw()) + begin,
-                  static_cast<std::size_t>(end - begin));
-    });
-  };
-}
-
-void PrintBytes(const char* op, const char* shape, DType dtype, std::int64_t bytes, double seconds,
-                double copy_seconds) {
+// Times an op that must move `bytes`, beside copies of as many.
+void BenchBytes(const bench::Options& options, const char* op, const char* shape, DType dtype,
+                std::int64_t bytes, const std::function<void()>& function) {
+  const bench::Copies copies = bench::CopiesOf(bytes);
+  const std::vector<double> t = Alternate(options, {function, copies.memcpy, copies.vector});
   const double gb = static_cast<double>(bytes) * 1e-9;
   fmt::print(
       "{{\"op\": \"{}\", \"shape\": \"{}\", \"dtype\": \"{}\", \"threads\": {}, \"gb_per_s\": "
-      "{:.1f}, \"copy_gb_per_s\": {:.1f}, \"ratio\": {:.3f}}}\n",
-      op, shape, Name(dtype), NumThreads(), gb / seconds, gb / copy_seconds,
-      copy_seconds / seconds);
+      "{:.1f}, \"memcpy_gb_per_s\": {:.1f}, \"vector_copy_gb_per_s\": {:.1f}, \"of_memcpy\": "
+      "{:.3f}, "
+      "\"of_vector_copy\": {:.3f}}}\n",
+      op, shape, Name(dtype), NumThreads(), gb / t[0], gb / t[1], gb / t[2], t[1] / t[0],
+      t[2] / t[0]);
+  std::fflush(stdout);
 }
 
 void BenchSwiGlu(const bench::Options& options, const ops::SwiGluShape& s, DType dtype) {
@@ -122,14 +117,10 @@ void BenchSwiGlu(const bench::Options& options, const ops::SwiGluShape& s, DType
   const Tensor dx = Tensor::Empty({s.rows, 2 * s.width}, dtype);
   const Tensor dscale = Tensor::Empty({s.rows}, DType::kF32);
   const std::int64_t column = s.rows * s.width * static_cast<std::int64_t>(SizeOf(dtype));
-  // Buffers of the copies are as large as what the ops touch.
-  const Tensor from = Random({s.rows, 3 * s.width}, dtype, 4), to = from.Clone();
-  const std::vector<double> t = Alternate(
-      options, {[&] { SwiGluForward(ctx, x, scale, {}, Write(y)); }, Copy(from, to, 3 * column),
-                [&] { SwiGluBackward(ctx, dy, x, scale, {}, Write(dx), Write(dscale), Write(y)); },
-                Copy(from, to, 6 * column)});
-  PrintBytes("swiglu forward", s.name, dtype, 3 * column, t[0], t[1]);
-  PrintBytes("swiglu backward", s.name, dtype, 6 * column, t[2], t[3]);
+  BenchBytes(options, "swiglu forward", s.name, dtype, 3 * column,
+             [&] { SwiGluForward(ctx, x, scale, {}, Write(y)); });
+  BenchBytes(options, "swiglu backward", s.name, dtype, 6 * column,
+             [&] { SwiGluBackward(ctx, dy, x, scale, {}, Write(dx), Write(dscale), Write(y)); });
 }
 
 void BenchPermute(const bench::Options& options, const char* name, std::int64_t tokens,
@@ -150,19 +141,15 @@ void BenchPermute(const bench::Options& options, const char* name, std::int64_t 
   const Tensor rows = Random({tokens * top_k, width}, dtype, 2), drows = rows.Clone();
   const Tensor probs = Random({tokens, top_k}, DType::kF32, 3), dprobs = probs.Clone();
   const std::int64_t token_bytes = x.bytes(), row_bytes = rows.bytes();
-  const std::vector<double> t = Alternate(
-      options,
-      {[&] { BuildRowMap(ctx, chosen, experts); }, [&] { Permute(ctx, map, x, Write(rows)); },
-       Copy(rows, drows, token_bytes + row_bytes),
-       [&] { Unpermute(ctx, map, rows, probs, Write(y)); },
-       Copy(rows, drows, token_bytes + row_bytes),
-       [&] { UnpermuteBackward(ctx, map, x, rows, probs, Write(drows), Write(dprobs)); },
-       Copy(rows, drows, token_bytes + 2 * row_bytes)});
+  const std::vector<double> t = Alternate(options, {[&] { BuildRowMap(ctx, chosen, experts); }});
   fmt::print("{{\"op\": \"row map\", \"shape\": \"{}\", \"assignments\": {}, \"us\": {:.1f}}}\n",
              name, tokens * top_k, t[0] * 1e6);
-  PrintBytes("permute", name, dtype, token_bytes + row_bytes, t[1], t[2]);
-  PrintBytes("unpermute", name, dtype, token_bytes + row_bytes, t[3], t[4]);
-  PrintBytes("unpermute backward", name, dtype, token_bytes + 2 * row_bytes, t[5], t[6]);
+  BenchBytes(options, "permute", name, dtype, token_bytes + row_bytes,
+             [&] { Permute(ctx, map, x, Write(rows)); });
+  BenchBytes(options, "unpermute", name, dtype, token_bytes + row_bytes,
+             [&] { Unpermute(ctx, map, rows, probs, Write(y)); });
+  BenchBytes(options, "unpermute backward", name, dtype, token_bytes + 2 * row_bytes,
+             [&] { UnpermuteBackward(ctx, map, x, rows, probs, Write(drows), Write(dprobs)); });
 }
 
 void Run(const bench::Options& options) {

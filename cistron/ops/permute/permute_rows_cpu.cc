@@ -17,14 +17,14 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 using ops::HWY_NAMESPACE::FloatTag;
 using ops::HWY_NAMESPACE::FloatVec;
+using ops::HWY_NAMESPACE::ForEach;
 using ops::HWY_NAMESPACE::kLanes;
-using ops::HWY_NAMESPACE::LoadFloat;
-using ops::HWY_NAMESPACE::StoreFloat;
+using ops::HWY_NAMESPACE::LoadFloats;
+using ops::HWY_NAMESPACE::StoreFloats;
 
-template <class T>
-HWY_INLINE void Store(FloatVec value, bool accumulate, T* to) {
-  StoreFloat(accumulate ? hn::Add(LoadFloat(to), value) : value, to);
-}
+constexpr int kVectors = 2;
+constexpr std::int64_t kBlock = kVectors * kLanes;
+
 template <class T>
 HWY_INLINE void Store(float value, bool accumulate, T* to) {
   *to = T(accumulate ? static_cast<float>(*to) + value : value);
@@ -35,6 +35,23 @@ template <class T>
 HWY_INLINE void PrefetchRow(const T* row, std::int64_t width) {
   constexpr std::int64_t kLine = 64 / sizeof(T);
   for (std::int64_t j = 0; j < width; j += kLine) __builtin_prefetch(row + j);
+}
+
+// A row is too short for the call of a library to cost nothing.
+HWY_INLINE void CopyBytes(const std::uint8_t* HWY_RESTRICT from, std::int64_t bytes,
+                          std::uint8_t* HWY_RESTRICT to) {
+  const hn::ScalableTag<std::uint8_t> d;
+  constexpr auto kBytes = static_cast<std::int64_t>(hn::MaxLanes(d));
+  std::int64_t i = 0;
+  for (; i + 4 * kBytes <= bytes; i += 4 * kBytes) {
+    const auto v0 = hn::LoadU(d, from + i), v1 = hn::LoadU(d, from + i + kBytes);
+    const auto v2 = hn::LoadU(d, from + i + 2 * kBytes), v3 = hn::LoadU(d, from + i + 3 * kBytes);
+    hn::StoreU(v0, d, to + i);
+    hn::StoreU(v1, d, to + i + kBytes);
+    hn::StoreU(v2, d, to + i + 2 * kBytes);
+    hn::StoreU(v3, d, to + i + 3 * kBytes);
+  }
+  std::memcpy(to + i, from + i, static_cast<std::size_t>(bytes - i));
 }
 
 template <class T>
@@ -48,11 +65,17 @@ void Permute(const PermuteArgs<T>& args, std::int64_t begin, std::int64_t end) {
     const T* from = args.x + args.slot_of_row[r] / args.top_k * args.x_stride;
     T* to = args.rows + r * args.rows_stride;
     if (!args.accumulate) {
-      std::memcpy(to, from, static_cast<std::size_t>(args.width) * sizeof(T));
+      CopyBytes(reinterpret_cast<const std::uint8_t*>(from),
+                args.width * static_cast<std::int64_t>(sizeof(T)),
+                reinterpret_cast<std::uint8_t*>(to));
       continue;
     }
     std::int64_t j = 0;
-    for (; j + kLanes <= args.width; j += kLanes) Store(LoadFloat(from + j), true, to + j);
+    for (; j + kBlock <= args.width; j += kBlock) {
+      FloatVec v[kVectors];
+      LoadFloats(from + j, v);
+      StoreFloats(v, true, to + j);
+    }
     for (; j < args.width; ++j) Store(static_cast<float>(from[j]), true, to + j);
   }
 }
@@ -69,14 +92,17 @@ void Unpermute(const UnpermuteArgs<T>& args, std::int64_t begin, std::int64_t en
     const float* probs = args.probs == nullptr ? nullptr : args.probs + t * args.top_k;
     T* y = args.y + t * args.y_stride;
     std::int64_t j = 0;
-    for (; j + kLanes <= args.width; j += kLanes) {
-      FloatVec sum = hn::Zero(d);
+    for (; j + kBlock <= args.width; j += kBlock) {
+      FloatVec sum[kVectors];
+      ForEach<kVectors>([&](int i) { sum[i] = hn::Zero(d); });
       for (std::int64_t k = 0; k < args.top_k; ++k) {
         if (rows[k] < 0) continue;
-        const FloatVec v = LoadFloat(args.rows + rows[k] * args.rows_stride + j);
-        sum = probs == nullptr ? hn::Add(sum, v) : hn::MulAdd(hn::Set(d, probs[k]), v, sum);
+        const FloatVec prob = hn::Set(d, probs == nullptr ? 1.0f : probs[k]);  // 1·v is exact
+        FloatVec v[kVectors];
+        LoadFloats(args.rows + rows[k] * args.rows_stride + j, v);
+        ForEach<kVectors>([&](int i) { sum[i] = hn::MulAdd(prob, v[i], sum[i]); });
       }
-      Store(sum, args.accumulate, y + j);
+      StoreFloats(sum, args.accumulate, y + j);
     }
     for (; j < args.width; ++j) {
       float sum = 0;
@@ -96,20 +122,28 @@ HWY_INLINE float BackwardRow(const T* HWY_RESTRICT dy, const T* HWY_RESTRICT row
                              std::int64_t width, bool accumulate, T* HWY_RESTRICT drow) {
   const FloatTag d;
   const FloatVec prob_v = hn::Set(d, prob);
-  FloatVec dot = hn::Zero(d);
+  FloatVec dot[kVectors];
+  ForEach<kVectors>([&](int i) { dot[i] = hn::Zero(d); });
   float tail = 0;
   std::int64_t j = 0;
-  for (; j + kLanes <= width; j += kLanes) {
-    const FloatVec dout = LoadFloat(dy + j);
-    if (row != nullptr) dot = hn::MulAdd(dout, LoadFloat(row + j), dot);
-    Store(hn::Mul(prob_v, dout), accumulate, drow + j);
+  for (; j + kBlock <= width; j += kBlock) {
+    FloatVec dout[kVectors];
+    LoadFloats(dy + j, dout);
+    if (row != nullptr) {
+      FloatVec v[kVectors];
+      LoadFloats(row + j, v);
+      ForEach<kVectors>([&](int i) { dot[i] = hn::MulAdd(dout[i], v[i], dot[i]); });
+    }
+    ForEach<kVectors>([&](int i) { dout[i] = hn::Mul(prob_v, dout[i]); });
+    StoreFloats(dout, accumulate, drow + j);
   }
   for (; j < width; ++j) {
     const float dout = static_cast<float>(dy[j]);
     if (row != nullptr) tail += dout * static_cast<float>(row[j]);
     Store(prob * dout, accumulate, drow + j);
   }
-  return hn::GetLane(hn::SumOfLanes(d, dot)) + tail;
+  static_assert(kVectors == 2);
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(dot[0], dot[1]))) + tail;
 }
 
 template <class T>
