@@ -35,6 +35,13 @@ struct BlockGrid {
   }
 };
 
+// A copy to be filled and where its blocks lie; the codes are seen as one matrix.
+struct QuantizeTarget {
+  Direction direction;
+  BlockGrid grid;
+  QuantizedCopy copy;
+};
+
 // Reads split_sizes; throws, naming `op`, when they are negative or sum to more than the rows.
 BlockGrid MakeBlockGrid(std::string_view op, const QuantizedTensor& q, Direction direction);
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "cistron/ops/check_tensor.h"
 #include "cistron/ops/quantize/quantize_impls.h"
@@ -50,7 +51,7 @@ const QuantizeRun& Choose(const Context& ctx, const QuantizeProblem& problem) {
 }  // namespace
 
 std::span<const QuantizeImpl> QuantizeImpls() {
-  static const std::array impls = {internal::RefQuantize()};
+  static const std::array impls = {internal::CpuQuantize(), internal::RefQuantize()};
   return impls;
 }
 
@@ -123,16 +124,18 @@ void Quantize(const Context& ctx, const Tensor& x, bool power_of_two, const Tens
       }
     }
   }
+  std::vector<QuantizeTarget> targets;
   for (const Direction direction : {Direction::kRowwise, Direction::kColumnwise}) {
     const QuantizedCopy& copy = out.copy(direction);
     const bool done = direction == Direction::kColumnwise && out.rowwise &&
                       copy.codes.raw() == out.rowwise.codes.raw();
     if (!copy || done) continue;
     CheckCopy(out, direction);
-    QuantizedCopy flat{AsMatrix(copy.codes), copy.scales};
-    run.quantize(ctx, problem, MakeBlockGrid("quantize", out, direction), power_of_two, matrix,
-                 factor, flat);
+    targets.push_back({direction,
+                       MakeBlockGrid("quantize", out, direction),
+                       {AsMatrix(copy.codes), copy.scales}});
   }
+  run.quantize(ctx, problem, targets, power_of_two, matrix, factor);
 }
 
 void Dequantize(const Context& ctx, const QuantizedTensor& q, Direction direction,

@@ -16,6 +16,8 @@
 // Source:  OCP MX 1.0 for the formats; Transformer Engine 2 for the rounding of scales.
 #pragma once
 
+#include <span>
+
 #include "cistron/ops/context.h"
 #include "cistron/ops/implementation.h"
 #include "cistron/tensor/quantized_tensor.h"
@@ -56,13 +58,15 @@ struct QuantizeProblem {
   DType format;
   DType dtype;  // of the high-precision side
 };
-struct BlockGrid;  // block_grid.h
+struct BlockGrid;       // block_grid.h
+struct QuantizeTarget;  // block_grid.h
 struct QuantizeRun {
   // amax of each group, [G].
   void (*amax)(const Context&, const BlockGrid&, const Tensor& x, const Tensor& amax);
-  // One copy. `factor` f32 [G] is s of kTensor; undefined for blocks.
-  void (*quantize)(const Context&, const QuantizeProblem&, const BlockGrid&, bool power_of_two,
-                   const Tensor& x, const Tensor& factor, const QuantizedCopy& out);
+  // Fills every copy, one or both directions, reading x once if it can. `factor` f32 [G] is s of
+  // kTensor; undefined for blocks.
+  void (*quantize)(const Context&, const QuantizeProblem&, std::span<const QuantizeTarget> copies,
+                   bool power_of_two, const Tensor& x, const Tensor& factor);
   void (*dequantize)(const Context&, const QuantizeProblem&, const BlockGrid&,
                      const QuantizedCopy& q, const Output& y);
 };

@@ -6,6 +6,9 @@
 
 namespace cistron::ops::internal {
 
+// Vector kernels over bands of rows, bit for bit as the reference.
+QuantizeImpl CpuQuantize();
+
 // Scalar reference: one value after another, by the formulas of quantize.h.
 QuantizeImpl RefQuantize();
 

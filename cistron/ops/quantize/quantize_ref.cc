@@ -131,17 +131,19 @@ void RunAmax(const Context&, const BlockGrid& grid, const Tensor& x, const Tenso
   });
 }
 
-void RunQuantize(const Context&, const QuantizeProblem& p, const BlockGrid& grid, bool power_of_two,
-                 const Tensor& x, const Tensor& factor, const QuantizedCopy& out) {
-  if (p.scaling == Scaling::kTensor) {  // groups without rows have a scale too
-    for (std::int64_t g = 0; g < grid.groups; ++g) {
-      out.scales.data<float>()[g] = 1.0f / factor.data<float>()[g];
+void RunQuantize(const Context&, const QuantizeProblem& p, std::span<const QuantizeTarget> copies,
+                 bool power_of_two, const Tensor& x, const Tensor& factor) {
+  for (const QuantizeTarget& target : copies) {
+    if (p.scaling == Scaling::kTensor) {  // groups without rows have a scale too
+      for (std::int64_t g = 0; g < target.grid.groups; ++g) {
+        target.copy.scales.data<float>()[g] = 1.0f / factor.data<float>()[g];
+      }
     }
+    Typed(p.dtype, p.format, [&](auto t, auto q) {
+      Encode<typename decltype(t)::type, typename decltype(q)::type>(p, target.grid, power_of_two,
+                                                                     x, factor, target.copy);
+    });
   }
-  Typed(p.dtype, p.format, [&](auto t, auto q) {
-    Encode<typename decltype(t)::type, typename decltype(q)::type>(p, grid, power_of_two, x, factor,
-                                                                   out);
-  });
 }
 
 void RunDequantize(const Context&, const QuantizeProblem& p, const BlockGrid& grid,

@@ -1,0 +1,321 @@
+// quantize on the CPU: the tensor is cut into tiles, each a band of rows that blocks do not cross
+// and a range of columns that stays in the cache; every copy of a tile is made while it is there.
+// A tile's codes and scales depend on nothing but its values, so any number of threads gives the
+// same bits.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <limits>
+#include <vector>
+
+#include "cistron/base/threads.h"
+#include "cistron/ops/quantize/quantize_impls.h"
+#include "cistron/ops/quantize/quantize_rows.h"
+
+namespace cistron::ops::internal {
+namespace {
+
+constexpr std::int64_t kMaxCols = 1024;          // of a tile: its scales lie on the stack
+constexpr std::int64_t kTileElements = 1 << 15;  // 128 KiB of f32
+constexpr std::int64_t kGrain = 1 << 14;         // elements a thread takes at least
+constexpr std::int64_t kTensorBand = 32;         // rows of a tile where blocks set no bounds
+
+// Rows [row_begin, row_end) of a segment and columns [col_begin, col_end) of a part.
+struct Tile {
+  std::size_t segment;
+  std::int64_t row_begin, row_end, col_begin, col_end;
+};
+
+// Tiles in memory order by bands.
+class Tiles {
+ public:
+  Tiles(const BlockGrid& grid, std::int64_t band) {
+    const std::int64_t widest = std::clamp(kTileElements / band, std::int64_t{256}, kMaxCols);
+    for (std::int64_t part = 0; part < grid.cols; part += grid.part_cols) {
+      for (std::int64_t c = 0; c < grid.part_cols; c += widest) {
+        columns_.push_back({part + c, part + std::min(c + widest, grid.part_cols)});
+      }
+    }
+    for (std::size_t s = 0; s < grid.segments.size(); ++s) {
+      const BlockSegment& segment = grid.segments[s];
+      for (std::int64_t r = segment.begin; r < segment.end; r += band) {
+        bands_.push_back({s, r, std::min(r + band, segment.end)});
+      }
+    }
+    grain_ = 1 + kGrain / (band * std::min(widest, grid.cols) + 1);
+  }
+
+  // Calls f(tile) for every tile, in parallel.
+  template <class F>
+  void ForEach(F&& f) const {
+    const auto columns = static_cast<std::int64_t>(columns_.size());
+    ParallelFor(static_cast<std::int64_t>(bands_.size()) * columns, grain_, [&](std::int64_t i) {
+      const Band& band = bands_[static_cast<std::size_t>(i / columns)];
+      const Columns& cols = columns_[static_cast<std::size_t>(i % columns)];
+      f(Tile{band.segment, band.begin, band.end, cols.begin, cols.end});
+    });
+  }
+
+ private:
+  struct Band {
+    std::size_t segment;
+    std::int64_t begin, end;
+  };
+  struct Columns {
+    std::int64_t begin, end;
+  };
+  std::vector<Columns> columns_;
+  std::vector<Band> bands_;
+  std::int64_t grain_ = 1;
+};
+
+template <class T>
+std::uint32_t MagnitudeOf(T value) {
+  return std::bit_cast<std::uint32_t>(static_cast<float>(value)) & 0x7fffffffu;
+}
+
+template <class T>
+const T* At(const Tensor& t, std::int64_t row, std::int64_t col) {
+  return t.data<T>() + row * t.stride(0) + col;
+}
+std::uint8_t* CodesAt(const QuantizeTarget& to, std::int64_t row, std::int64_t col) {
+  return static_cast<std::uint8_t*>(to.copy.codes.raw()) + row * to.grid.cols + col;
+}
+
+std::uint8_t* ScaleBytes(const QuantizeTarget& to) {
+  return static_cast<std::uint8_t*>(to.copy.scales.raw());
+}
+
+float AmaxOf(std::uint32_t magnitude) {
+  return magnitude > kInfMagnitude ? std::numeric_limits<float>::quiet_NaN()
+                                   : std::bit_cast<float>(magnitude);
+}
+
+// Largest magnitude of a range of values that is not NaN.
+template <class T>
+std::uint32_t MaxButNan(const Tensor& x, std::int64_t row_begin, std::int64_t row_end,
+                        std::int64_t col_begin, std::int64_t col_end) {
+  std::uint32_t largest = 0;
+  for (std::int64_t r = row_begin; r < row_end; ++r) {
+    for (std::int64_t c = col_begin; c < col_end; ++c) {
+      const std::uint32_t magnitude = MagnitudeOf(*At<T>(x, r, c));
+      if (magnitude <= kInfMagnitude) largest = std::max(largest, magnitude);
+    }
+  }
+  return largest;
+}
+
+struct Job {
+  const QuantizeProblem& problem;
+  bool power_of_two;
+  const Tensor& x;
+  const Tensor& factor;
+};
+
+bool IsMx(const Job& job) {
+  return job.problem.scaling == Scaling::kMxfp8 || job.problem.scaling == Scaling::kMxfp8Block32x32;
+}
+
+// Blocks of one row. f32 scales along it: 1 × 128 row-wise.
+template <class T>
+void QuantizeRowBlocks(const Job& job, const T* x, std::int64_t n, std::uint8_t* codes,
+                       float* scales) {
+  constexpr std::int64_t kBlock = 128;
+  for (std::int64_t j = 0; j < n; j += kBlock, ++scales) {
+    const std::int64_t count = std::min(kBlock, n - j);
+    const float multiplier =
+        ScaleFromAmax(AmaxOf(MaxMagnitude(x + j, count)), job.problem.format, job.power_of_two);
+    *scales = 1.0f / multiplier;
+    EncodeRow(x + j, count, job.problem.format, multiplier, codes + j);
+  }
+}
+
+// What blocks that span rows need: the largest magnitude of each column of the tile.
+using ColumnValues = std::array<std::uint32_t, kMaxCols>;
+
+// Blocks that span the rows of the tile, one or block_cols columns wide.
+template <class T>
+void QuantizeColumns(const Job& job, const Tile& tile, ColumnValues& largest,
+                     const QuantizeTarget& to) {
+  const BlockGrid& grid = to.grid;
+  const BlockSegment& segment = grid.segments[tile.segment];
+  const DType format = job.problem.format;
+  const std::int64_t n = tile.col_end - tile.col_begin;
+  const std::int64_t scale_at =
+      grid.ScaleRow(segment, tile.row_begin) * grid.scale_cols + grid.ScaleCol(tile.col_begin);
+  const bool mx = IsMx(job);
+  std::array<float, kMaxCols> multipliers;
+  bool finite = mx;
+  const auto magnitude = [&](std::int64_t begin, std::int64_t end) {
+    const auto at = [&](std::int64_t j) {
+      return largest.begin() + static_cast<std::ptrdiff_t>(j);
+    };
+    std::uint32_t most = *std::max_element(at(begin), at(end));
+    if (most >= kInfMagnitude) finite = false;
+    if (mx && most > kInfMagnitude) {
+      most = MaxButNan<T>(job.x, tile.row_begin, tile.row_end, tile.col_begin + begin,
+                          tile.col_begin + end);
+    }
+    return most;
+  };
+  if (mx && grid.block_cols == 1) {
+    if (*std::max_element(largest.begin(), largest.begin() + n) >= kInfMagnitude) {
+      for (std::int64_t j = 0; j < n; ++j) {
+        largest[static_cast<std::size_t>(j)] = magnitude(j, j + 1);
+      }
+    }
+    Mxfp8Scales(largest.data(), n, format, ScaleBytes(to) + scale_at, multipliers.data());
+  } else {
+    for (std::int64_t begin = 0, block = 0; begin < n; begin += grid.block_cols, ++block) {
+      const std::int64_t end = std::min(begin + grid.block_cols, n);
+      const std::uint32_t most = magnitude(begin, end);
+      float multiplier = 0;
+      if (mx) {
+        Mxfp8Scales(&most, 1, format, ScaleBytes(to) + scale_at + block, &multiplier);
+      } else {
+        multiplier = ScaleFromAmax(AmaxOf(most), format, job.power_of_two);
+        to.copy.scales.data<float>()[scale_at + block] = 1.0f / multiplier;
+      }
+      std::fill(multipliers.begin() + begin, multipliers.begin() + end, multiplier);
+    }
+  }
+  for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
+    EncodeRow(At<T>(job.x, r, tile.col_begin), n, format, multipliers.data(), finite,
+              CodesAt(to, r, tile.col_begin));
+  }
+}
+
+template <class T>
+void QuantizeTile(const Job& job, const Tile& tile, std::span<const QuantizeTarget> copies) {
+  const QuantizeTarget* columns = nullptr;  // the copy whose blocks span rows
+  const QuantizeTarget* rows = nullptr;
+  for (const QuantizeTarget& to : copies) (to.grid.block_rows == 1 ? rows : columns) = &to;
+  const std::int64_t n = tile.col_end - tile.col_begin;
+  const DType format = job.problem.format;
+  if (job.problem.scaling == Scaling::kTensor) {
+    const std::int64_t group = columns->grid.segments[tile.segment].group;
+    const float multiplier = job.factor.data<float>()[group];
+    for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
+      EncodeRow(At<T>(job.x, r, tile.col_begin), n, format, multiplier,
+                CodesAt(*columns, r, tile.col_begin));
+    }
+    return;
+  }
+  ColumnValues largest;
+  if (columns != nullptr) std::fill_n(largest.begin(), n, 0u);
+  for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
+    const T* x = At<T>(job.x, r, tile.col_begin);
+    if (columns != nullptr) MaxMagnitudes(x, n, largest.data());
+    if (rows == nullptr) continue;
+    const BlockGrid& grid = rows->grid;
+    const std::int64_t scale_at = grid.ScaleRow(grid.segments[tile.segment], r) * grid.scale_cols +
+                                  grid.ScaleCol(tile.col_begin);
+    std::uint8_t* codes = CodesAt(*rows, r, tile.col_begin);
+    if (IsMx(job)) {
+      QuantizeRowMxfp8(x, n, format, codes, ScaleBytes(*rows) + scale_at);
+    } else {
+      QuantizeRowBlocks(job, x, n, codes, rows->copy.scales.data<float>() + scale_at);
+    }
+  }
+  if (columns != nullptr) QuantizeColumns<T>(job, tile, largest, *columns);
+}
+
+template <class F>
+void WithValues(DType dtype, F&& f) {
+  if (dtype == DType::kF32) {
+    f(TypeTag<float>{});
+  } else {
+    f(TypeTag<bf16>{});
+  }
+}
+
+// The scales of columns [begin, end) of a part, from their row of scales: one a block.
+void LoadScales(const BlockGrid& grid, const QuantizedCopy& q, std::int64_t row, std::int64_t begin,
+                std::int64_t end, float* to) {
+  const std::int64_t first = grid.ScaleCol(begin);
+  const std::int64_t count = begin == end ? 0 : grid.ScaleCol(end - 1) - first + 1;
+  const std::int64_t at = row * grid.scale_cols + first;
+  if (q.scales.dtype() == DType::kE8M0) {
+    DecodeScales(static_cast<const std::uint8_t*>(q.scales.raw()) + at, count, to);
+  } else {
+    std::copy_n(q.scales.data<float>() + at, count, to);
+  }
+}
+
+Support Supports(const QuantizeProblem& p) {
+  if (p.dtype == DType::kF32 || p.dtype == DType::kBF16) return Support::Yes();
+  return Support::No(fmt::format("dtype {} is not one of f32, bf16", Name(p.dtype)));
+}
+
+void RunAmax(const Context&, const BlockGrid& grid, const Tensor& x, const Tensor& amax) {
+  // Magnitudes are ordered as integers, NaN above all: one maximum for each segment and thread.
+  std::vector<std::uint32_t> largest(static_cast<std::size_t>(grid.groups), 0u);
+  WithValues(x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    Tiles(grid, kTensorBand).ForEach([&](const Tile& tile) {
+      std::uint32_t most = 0;
+      for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
+        most = std::max(most,
+                        MaxMagnitude(At<T>(x, r, tile.col_begin), tile.col_end - tile.col_begin));
+      }
+      std::atomic_ref<std::uint32_t> to(
+          largest[static_cast<std::size_t>(grid.segments[tile.segment].group)]);
+      std::uint32_t before = to.load(std::memory_order_relaxed);
+      while (before < most && !to.compare_exchange_weak(before, most)) {
+      }
+    });
+  });
+  for (std::int64_t g = 0; g < grid.groups; ++g) {
+    amax.data<float>()[g] = AmaxOf(largest[static_cast<std::size_t>(g)]);
+  }
+}
+
+void RunQuantize(const Context&, const QuantizeProblem& p, std::span<const QuantizeTarget> copies,
+                 bool power_of_two, const Tensor& x, const Tensor& factor) {
+  if (copies.empty()) return;
+  std::int64_t band = kTensorBand;
+  for (const QuantizeTarget& to : copies) {
+    band = std::max(band, to.grid.block_rows);
+    if (p.scaling != Scaling::kTensor) continue;
+    for (std::int64_t g = 0; g < to.grid.groups; ++g) {  // groups without rows have a scale too
+      to.copy.scales.data<float>()[g] = 1.0f / factor.data<float>()[g];
+    }
+  }
+  const Job job{p, power_of_two, x, factor};
+  WithValues(p.dtype, [&](auto tag) {
+    Tiles(copies.front().grid, band).ForEach([&](const Tile& tile) {
+      QuantizeTile<typename decltype(tag)::type>(job, tile, copies);
+    });
+  });
+}
+
+void RunDequantize(const Context&, const QuantizeProblem& p, const BlockGrid& grid,
+                   const QuantizedCopy& q, const Output& y) {
+  const bool add = y.mode == WriteMode::kAccumulate;
+  WithValues(p.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const std::int64_t band = std::max(kTensorBand, grid.block_rows);
+    Tiles(grid, band).ForEach([&](const Tile& tile) {
+      std::array<float, kMaxCols> values;
+      std::int64_t held = -1;  // the row of scales in `values`
+      for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
+        const std::int64_t n = tile.col_end - tile.col_begin;
+        const std::int64_t row = grid.ScaleRow(grid.segments[tile.segment], r);
+        if (row != held) LoadScales(grid, q, row, tile.col_begin, tile.col_end, values.data());
+        held = row;
+        DecodeRow(static_cast<const std::uint8_t*>(q.codes.raw()) + r * grid.cols + tile.col_begin,
+                  n, p.format, values.data(), grid.block_cols == 0 ? n : grid.block_cols, add,
+                  y.tensor.data<T>() + r * y.tensor.stride(0) + tile.col_begin);
+      }
+    });
+  });
+}
+
+}  // namespace
+
+QuantizeImpl CpuQuantize() {
+  return {"cpu", Supports, {RunAmax, RunQuantize, RunDequantize}};
+}
+
+}  // namespace cistron::ops::internal
