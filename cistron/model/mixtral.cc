@@ -11,7 +11,6 @@
 #include "cistron/ops/embedding/embedding.h"
 #include "cistron/ops/gemm/gemm.h"
 #include "cistron/ops/reduce/reduce.h"
-#include "cistron/ops/rope/rope.h"
 
 namespace cistron::model {
 namespace {
@@ -42,8 +41,8 @@ void AddCounts(const Tensor& from, const Tensor& to) {
 
 struct DecoderLayer {
   DecoderLayer(nn::ParameterStore& store, nn::TokenDispatcher& dispatcher, const MixtralConfig& c,
-               const std::string& prefix, const Tensor& rope_table)
-      : attention(store, prefix + "self_attn.", c.hidden_size, AttentionOf(c), rope_table),
+               const std::string& prefix, std::shared_ptr<nn::RotaryTable> rotary)
+      : attention(store, prefix + "self_attn.", c.hidden_size, AttentionOf(c), std::move(rotary)),
         moe(store, dispatcher, prefix + "mlp.", MoeConfig(c)),
         input_norm(store, prefix + "input_layernorm.weight", c.hidden_size, c.rms_norm_eps),
         post_attention_norm(store, prefix + "post_attention_layernorm.weight", c.hidden_size,
@@ -165,12 +164,11 @@ Mixtral::Mixtral(const ops::Context& ctx, const MixtralConfig& config, DType dty
   s.embedding = store.Register({.name = "model.embed_tokens.weight",
                                 .shape = {config.vocab_size, config.hidden_size},
                                 .is_embedding = true});
-  const Tensor rope_table = ops::RopeTable(config.max_position_embeddings, config.HeadDim(),
-                                           config.rope_theta, ComputeType(dtype));
+  const auto rotary =
+      std::make_shared<nn::RotaryTable>(config.HeadDim(), config.rope_theta, ComputeType(dtype));
   s.layers.reserve(static_cast<std::size_t>(config.num_hidden_layers));
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    s.layers.emplace_back(store, dispatcher, config, fmt::format("model.layers.{}.", i),
-                          rope_table);
+    s.layers.emplace_back(store, dispatcher, config, fmt::format("model.layers.{}.", i), rotary);
   }
   s.norm = std::make_unique<nn::RmsNorm>(store, "model.norm.weight", config.hidden_size,
                                          config.rms_norm_eps);

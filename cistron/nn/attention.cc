@@ -5,13 +5,14 @@
 namespace cistron::nn {
 
 SelfAttention::SelfAttention(ParameterStore& store, const std::string& prefix, std::int64_t hidden,
-                             const ops::AttentionConfig& config, Tensor rope_table)
+                             const ops::AttentionConfig& config,
+                             std::shared_ptr<RotaryTable> rotary)
     : config_(config),
       q_(store, prefix + "q_proj.weight", config.num_heads * config.head_dim, hidden),
       k_(store, prefix + "k_proj.weight", config.num_kv_heads * config.head_dim, hidden),
       v_(store, prefix + "v_proj.weight", config.num_kv_heads * config.head_dim, hidden),
       o_(store, prefix + "o_proj.weight", hidden, config.num_heads * config.head_dim),
-      rope_table_(std::move(rope_table)),
+      rotary_(std::move(rotary)),
       name_(prefix + "attention") {}
 
 Tensor SelfAttention::Forward(const ops::Context& ctx, const Tensor& x,
@@ -26,8 +27,9 @@ Tensor SelfAttention::Forward(const ops::Context& ctx, const Tensor& x,
   q_.Forward(ctx, x, ops::Write(r.q));
   k_.Forward(ctx, x, ops::Write(r.k));
   v_.Forward(ctx, x, ops::Write(r.v));
-  ops::RopeForward(ctx, rope_table_, sequences.positions, config_.head_dim, r.q);
-  ops::RopeForward(ctx, rope_table_, sequences.positions, config_.head_dim, r.k);
+  const Tensor angles = rotary_->ForPositions(sequences.max_length);
+  ops::RopeForward(ctx, angles, sequences.positions, config_.head_dim, r.q);
+  ops::RopeForward(ctx, angles, sequences.positions, config_.head_dim, r.k);
   if (saved != nullptr) r.lse = ctx.Empty({config_.num_heads, tokens}, ComputeType(x.dtype()));
   ops::AttentionForward(ctx, config_, sequences, r.q, r.k, r.v, r.lse, ops::Write(r.o));
   Tensor y = ctx.Empty(x.shape(), x.dtype());
@@ -46,8 +48,9 @@ Tensor SelfAttention::Backward(const ops::Context& ctx, const Tensor& dy,
   const Tensor dv = ctx.Empty(r.v.shape(), dy.dtype());
   ops::AttentionBackward(ctx, config_, sequences, d_o, r.q, r.k, r.v, r.o, r.lse, ops::Write(dq),
                          ops::Write(dk), ops::Write(dv));
-  ops::RopeBackward(ctx, rope_table_, sequences.positions, config_.head_dim, dq);
-  ops::RopeBackward(ctx, rope_table_, sequences.positions, config_.head_dim, dk);
+  const Tensor angles = rotary_->ForPositions(sequences.max_length);
+  ops::RopeBackward(ctx, angles, sequences.positions, config_.head_dim, dq);
+  ops::RopeBackward(ctx, angles, sequences.positions, config_.head_dim, dk);
   const Tensor dx = ctx.Empty(r.x.shape(), dy.dtype());
   q_.Backward(ctx, dq, r.x, ops::Write(dx));
   k_.Backward(ctx, dk, r.x, ops::Accumulate(dx));

@@ -2,9 +2,11 @@
 // projection.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "cistron/nn/linear.h"
+#include "cistron/nn/rotary_table.h"
 #include "cistron/nn/saved.h"
 #include "cistron/ops/attention/attention.h"
 
@@ -12,10 +14,9 @@ namespace cistron::nn {
 
 class SelfAttention {
  public:
-  // Parameters: prefix + "{q,k,v,o}_proj.weight". `rope_table` (ops::RopeTable) is shared by all
-  // layers.
+  // Parameters: prefix + "{q,k,v,o}_proj.weight". `rotary` is shared by all layers.
   SelfAttention(ParameterStore& store, const std::string& prefix, std::int64_t hidden,
-                const ops::AttentionConfig& config, Tensor rope_table);
+                const ops::AttentionConfig& config, std::shared_ptr<RotaryTable> rotary);
 
   // x [T, H] → [T, H].
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ops::PackedSequences& sequences,
@@ -29,7 +30,7 @@ class SelfAttention {
   };
   ops::AttentionConfig config_;
   Linear q_, k_, v_, o_;
-  Tensor rope_table_;
+  std::shared_ptr<RotaryTable> rotary_;
   std::string name_;
 };
 

@@ -5,8 +5,11 @@
 #include "cistron/check/compare.h"
 #include "cistron/nn/load_balancing_loss.h"
 #include "cistron/nn/parameter.h"
+#include "cistron/nn/rotary_table.h"
 #include "cistron/nn/saved.h"
 #include "cistron/nn/token_dispatcher.h"
+#include "cistron/ops/rope/rope.h"
+#include "cistron/testing/poison.h"
 
 namespace cistron::nn {
 namespace {
@@ -21,6 +24,27 @@ TEST(Saved, RecordsComeBackInReverseAndOnce) {
   EXPECT_EQ(saved.Pop<int>(&b, "b"), 2);
   EXPECT_EQ(saved.Pop<int>(&a, "a"), 1);
   EXPECT_THROW(saved.Pop<int>(&a, "a"), Error);  // consumed twice
+}
+
+TEST(RotaryTable, IsAsLongAsNeededAndGrowingChangesNoValue) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    RotaryTable rotary(6, 1e4, dtype);
+    const Tensor none = rotary.ForPositions(0);  // padding alone
+    EXPECT_GE(none.dim(0), 1);
+    const Tensor small = rotary.ForPositions(5);
+    EXPECT_GE(small.dim(0), 5);
+    EXPECT_LE(small.dim(0), 10);
+    const Tensor kept = small.Clone();
+    EXPECT_EQ(rotary.ForPositions(3).raw(), small.raw());
+    const Tensor large = rotary.ForPositions(100);
+    EXPECT_GE(large.dim(0), 100);
+    EXPECT_LE(large.dim(0), 200);
+    EXPECT_TRUE(testing::Agrees(check::CompareBitwise("kept", small, kept)));
+    EXPECT_TRUE(
+        testing::Agrees(check::CompareBitwise("grown", large.Slice(0, 0, small.dim(0)), small)));
+    EXPECT_TRUE(testing::Agrees(
+        check::CompareBitwise("whole", large, ops::RopeTable(large.dim(0), 6, 1e4, dtype))));
+  }
 }
 
 TEST(ParameterStore, MastersHoldTheExactValues) {
