@@ -227,7 +227,7 @@ ConfigKey Files(std::string name, F at, std::string help) {
           "path or list of paths",
           "",
           std::move(help),
-          KeyRole::kTunable,
+          KeyRole::kByContent,
           [=](RunConfig& config, const ConfigValue& value) {
             at(config).clear();
             for (const std::string& item : Items(value)) {
@@ -368,7 +368,7 @@ std::vector<ConfigKey> MakeKeys() {
           "when output holds a run; auto: resume if the configuration matches, else fail",
           kMechanical),
       PathKey("init.from", At(&C::init, &InitOptions::from),
-              "Hugging Face directory or checkpoint to take the initial weights from", kIdentity),
+              "Hugging Face directory or checkpoint to take the initial weights from", kTunable),
 
       Integer("model.vocab_size", At(&C::model, &M::vocab_size), AtLeast(1), "token ids",
               kIdentity),
@@ -586,7 +586,7 @@ std::string DescribeConfigKeys() {
 std::vector<ConfigDifference> CompareConfigs(const RunConfig& saved, const RunConfig& given) {
   std::vector<ConfigDifference> differences;
   for (const ConfigKey& key : ConfigKeys()) {
-    if (key.role == KeyRole::kMechanical) continue;
+    if (key.role == KeyRole::kMechanical || key.role == KeyRole::kByContent) continue;
     std::string a = key.get(saved), b = key.get(given);
     if (a != b) differences.push_back({key.name, key.role, std::move(a), std::move(b)});
   }

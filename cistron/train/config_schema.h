@@ -24,6 +24,8 @@ struct ConfigValue {
 enum class KeyRole {
   kIdentity,    // part of what the saved state means: it must be the same
   kTunable,     // run.on_exists=resume may change it
+  kByContent,   // names files whose content the state remembers (Corpus::fingerprint): the names
+                // are not compared, so that a run and its data may move
   kMechanical,  // does not decide what is computed: never compared
 };
 
@@ -61,7 +63,7 @@ struct ConfigDifference {
   KeyRole role;
   std::string saved, given;  // as YAML
 };
-// Keys whose values differ, mechanical ones left out.
+// Keys whose values differ; mechanical ones and those compared by content are left out.
 std::vector<ConfigDifference> CompareConfigs(const RunConfig& saved, const RunConfig& given);
 
 }  // namespace cistron::train

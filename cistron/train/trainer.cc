@@ -165,8 +165,9 @@ class Trainer {
     if (config_.run.on_exists != OnExists::kResume) {
       CISTRON_THROW(
           kBadInput,
-          "{}: the data is not what the run was trained on (a file of data.train "
-          "has changed); put it back, start anew with run.on_exists=new, or go on with the "
+          "{}: the data is not what the run was trained on (a file of data.train or data.heldout "
+          "has changed, or others are given); put it back, start anew with run.on_exists=new, or "
+          "go on with the "
           "new data by run.on_exists=resume",
           checkpoint.string());
     }

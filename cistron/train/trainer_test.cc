@@ -204,6 +204,29 @@ TEST(Resume, ChangedDataIsNoticed) {
   EXPECT_TRUE(tiny.Train("run", {"run.on_exists=resume"}).finished);
 }
 
+// Data is compared by content: a run whose folder and data have moved goes on as it would have.
+TEST(Resume, AMovedRunGoesOn) {
+  TinyRun tiny("moved");
+  tiny.Train("whole");
+  tiny.Train("run", {}, 5);
+  fs::create_directories(tiny.path("elsewhere"));
+  fs::rename(tiny.path("run"), tiny.path("elsewhere") / "run");
+  fs::rename(tiny.path("tiny.fa"), tiny.path("elsewhere") / "letters.fa");
+  const std::string data = "data.train=" + (tiny.path("elsewhere") / "letters.fa").string();
+  EXPECT_TRUE(tiny.Train("elsewhere/run", {data}).finished);
+  EXPECT_THAT(tiny.printed(), HasSubstr("resuming from"));
+  ExpectSameMetrics(tiny.Metrics("elsewhere/run"), tiny.Metrics("whole"));
+  ExpectSameCheckpoint(tiny.Newest("elsewhere/run"), tiny.Newest("whole"));
+
+  tiny.Train("elsewhere/other", {data}, 5);
+  std::ofstream(tiny.path("other.fa")) << ">other\n" << std::string(4000, 'A') << "\n";
+  EXPECT_THAT(
+      ErrorOf(
+          [&] { tiny.Train("elsewhere/other", {"data.train=" + tiny.path("other.fa").string()}); },
+          ErrorCode::kBadInput),
+      HasSubstr("the data is not what the run was trained on"));
+}
+
 // Loss and gradient of a batch do not depend on how it is cut, when no statistic of the auxiliary
 // loss spans the cut. The bound: each gradient is a sum in fp32, in another order.
 void AccumulationEqualsOneBatch(const std::vector<std::string>& keys) {
