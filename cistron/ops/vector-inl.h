@@ -116,6 +116,12 @@ HWY_INLINE void StoreFloats(const FloatVec (&v)[kCount], bf16* to) {
   });
 }
 #endif
+// The same past the caches, for what is not read before it would have left them. `to` is aligned to
+// a vector; hwy::FlushStream() must follow before other threads read.
+template <int kCount>
+HWY_INLINE void StreamFloats(const FloatVec (&v)[kCount], float* to) {
+  ForEach<kCount>([&](int i) { hn::Stream(v[i], FloatTag(), to + i * kLanes); });
+}
 // Value stored, or added to what is there.
 template <int kCount, class T>
 HWY_INLINE void StoreFloats(FloatVec (&v)[kCount], bool accumulate, T* to) {

@@ -8,6 +8,12 @@ namespace {
 
 constexpr std::int64_t kGrain = 1 << 13;  // elements a thread takes at least
 
+// Whether an op on rows of `columns` elements touches more than stays in the caches.
+template <class T>
+bool LeavesCaches(std::int64_t rows, std::int64_t columns) {
+  return rows * columns * static_cast<std::int64_t>(sizeof(T)) > kLastCacheBytes;
+}
+
 // Calls f with a tag of the element type.
 template <class F>
 void Dispatch(DType dtype, F&& f) {
@@ -34,10 +40,14 @@ void SwiGluForwardCpu(const Context&, std::int64_t rows, const Tensor& x, const 
   Dispatch(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const std::int64_t width = y.tensor.dim(1);
-    const SwiGluForwardArgs<T> args{
-        x.data<T>(),        x.stride(0),        row_scale ? row_scale.data<float>() : nullptr,
-        y.tensor.data<T>(), y.tensor.stride(0), width,
-        Accumulates(y)};
+    const SwiGluForwardArgs<T> args{x.data<T>(),
+                                    x.stride(0),
+                                    row_scale ? row_scale.data<float>() : nullptr,
+                                    y.tensor.data<T>(),
+                                    y.tensor.stride(0),
+                                    width,
+                                    Accumulates(y),
+                                    LeavesCaches<T>(rows, 3 * width)};
     ParallelChunks(rows, 1 + kGrain / (width + 1), [&](std::int64_t begin, std::int64_t end, int) {
       SwiGluForwardRows(args, begin, end);
     });
@@ -63,7 +73,8 @@ void SwiGluBackwardCpu(const Context&, std::int64_t rows, const Tensor& dy, cons
                                      width,
                                      Accumulates(dx),
                                      Accumulates(dscale),
-                                     Accumulates(y_out)};
+                                     Accumulates(y_out),
+                                     LeavesCaches<T>(rows, 6 * width)};
     ParallelChunks(rows, 1 + kGrain / (width + 1), [&](std::int64_t begin, std::int64_t end, int) {
       SwiGluBackwardRows(args, begin, end);
     });

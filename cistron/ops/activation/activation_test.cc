@@ -7,6 +7,7 @@
 
 #include "cistron/check/bounds.h"
 #include "cistron/ops/activation/activation_cases.h"
+#include "cistron/ops/activation/swiglu_rows.h"
 #include "cistron/testing/golden_file.h"
 #include "cistron/testing/gradient_check.h"
 #include "cistron/testing/implementations.h"
@@ -154,6 +155,39 @@ TEST(SwiGlu, CasesAgreeWithExactFormulas) {
         testing::ForEachImplementation(
             SwiGluImpls(), SwiGluProblem{dtype, test.rows + test.rows_beyond, test.width},
             [&](const Context& ctx) { CheckCase(ctx, test, dtype, mode); });
+      }
+    }
+  }
+}
+
+// Outputs that do not fit the caches are stored past them, with the same bits: a row of the large
+// problem is a problem of its own. Widths with and without whole lines.
+TEST(SwiGlu, BeyondTheCaches) {
+  for (const std::int64_t width : {320, 323}) {
+    const std::int64_t rows = internal::kLastCacheBytes / (3 * width * 4) + 5;
+    const Tensor x = Tensor::Empty({rows, 2 * width}, DType::kF32);
+    const Tensor dy = Tensor::Empty({rows, width}, DType::kF32);
+    const Tensor one_x = testing::Normal({4, 2 * width}, DType::kF32, "x", 3.0);
+    const Tensor one_dy = testing::Normal({4, width}, DType::kF32, "dy");
+    for (std::int64_t i = 0; i < rows; ++i) {
+      Convert(one_x.Slice(0, i % 4, 1), x.Slice(0, i, 1));
+      Convert(one_dy.Slice(0, i % 4, 1), dy.Slice(0, i, 1));
+    }
+    const auto run = [&](const Tensor& a, const Tensor& b) {
+      std::vector<Tensor> out = {Tensor::Empty(b.shape(), DType::kF32),
+                                 Tensor::Empty(a.shape(), DType::kF32),
+                                 Tensor::Empty(b.shape(), DType::kF32)};
+      for (const Tensor& t : out) FillPoison(t);
+      SwiGluForward(Context(), a, {}, {}, Write(out[0]));
+      SwiGluBackward(Context(), b, a, {}, {}, Write(out[1]), {}, Write(out[2]));
+      return out;
+    };
+    const std::vector<Tensor> large = run(x, dy), small = run(one_x, one_dy);
+    for (std::size_t i = 0; i < large.size(); ++i) {
+      for (const std::int64_t row : {std::int64_t{0}, rows / 2, rows - 1}) {
+        EXPECT_TRUE(Agrees(
+            check::CompareBitwise("row", large[i].Slice(0, row, 1), small[i].Slice(0, row % 4, 1))))
+            << "width " << width << ", output " << i;
       }
     }
   }

@@ -7,6 +7,12 @@
 
 namespace cistron::ops::internal {
 
+// What an op touches beyond this leaves the last cache before the next op reads it: outputs are
+// then stored past the caches, where they can be. A common size and not this machine's: in a
+// virtual machine neither CPUID nor the C library tells it (seen: ten times too large). Results do
+// not depend on it.
+inline constexpr std::int64_t kLastCacheBytes = std::int64_t{16} << 20;
+
 // Pointers are to row 0; strides in elements. Null where a tensor is not given.
 template <class T>
 struct SwiGluForwardArgs {
@@ -17,6 +23,7 @@ struct SwiGluForwardArgs {
   std::int64_t y_stride;
   std::int64_t width;  // F
   bool accumulate;
+  bool past_caches;  // see kLastCacheBytes
 };
 template <class T>
 struct SwiGluBackwardArgs {
@@ -30,6 +37,7 @@ struct SwiGluBackwardArgs {
   std::int64_t y_stride;
   std::int64_t width;
   bool accumulate_dx, accumulate_dscale, accumulate_y;
+  bool past_caches;
 };
 
 // Rows [begin, end) with the best instruction set of this machine.

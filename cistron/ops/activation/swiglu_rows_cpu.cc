@@ -3,6 +3,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cistron/ops/activation/swiglu_rows_cpu.cc"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -20,23 +21,26 @@ using ops::HWY_NAMESPACE::ForEach;
 using ops::HWY_NAMESPACE::kLanes;
 using ops::HWY_NAMESPACE::LoadFloats;
 using ops::HWY_NAMESPACE::StoreFloats;
+using ops::HWY_NAMESPACE::StreamFloats;
 
 // A block: as many vectors as take every step together.
 constexpr int kVectors = 4;
 constexpr std::int64_t kBlock = kVectors * kLanes;
 
 // How far ahead of their use inputs are asked for, in bytes: the streams are too many, and a row of
-// each too short, for the hardware to see them coming. Outputs are not: asking for a line to write
-// takes a place among the outstanding reads, and stores wait in a buffer anyway.
-constexpr std::int64_t kAhead = 8192;
+// each too short, for the hardware to see them coming. They are asked for into the second level:
+// the first has too few places for outstanding lines (on Zen 4 twice as slow). Outputs are not
+// asked for: they would take such places too, and stores wait in a buffer anyway.
+constexpr std::int64_t kAhead = 16384;
 constexpr std::int64_t kLine = 64;
+constexpr int kSecondLevel = 2;
 
 // Asks for the lines of a block that lies kAhead further on.
 template <class T>
 HWY_INLINE void PrefetchBlock(const T* p) {
   constexpr auto kBytes = static_cast<std::int64_t>(sizeof(T)) * kBlock;
   const char* line = reinterpret_cast<const char*>(p) + kAhead;
-  for (std::int64_t i = 0; i < kBytes; i += kLine) __builtin_prefetch(line + i);
+  for (std::int64_t i = 0; i < kBytes; i += kLine) __builtin_prefetch(line + i, 0, kSecondLevel);
 }
 
 // σ(a) = 1 / (1 + e^−a), accurate on both sides; e^−a overflows to Inf below −88.4, where σ(a) is 0
@@ -62,19 +66,42 @@ struct Tail {
 };
 
 template <class T>
-HWY_INLINE void ForwardBlock(const T* gate, const T* up, FloatVec scale, bool accumulate, T* y) {
-  FloatVec a[kVectors], b[kVectors], out[kVectors];
+HWY_INLINE void ForwardBlock(const T* gate, const T* up, FloatVec scale, FloatVec (&y)[kVectors]) {
+  FloatVec a[kVectors], b[kVectors];
   LoadFloats(gate, a);
-  Sigmoid(a, out);
+  Sigmoid(a, y);
   LoadFloats(up, b);
   ForEach<kVectors>([&](int i) {
-    const FloatVec silu = hn::Mul(a[i], out[i]);
-    out[i] = hn::Mul(hn::Mul(silu, b[i]), scale);
+    const FloatVec silu = hn::Mul(a[i], y[i]);
+    y[i] = hn::Mul(hn::Mul(silu, b[i]), scale);
   });
-  StoreFloats(out, accumulate, y);
 }
 
-template <class T>
+// Whether rows of `stride` elements can be written in whole lines from aligned vectors.
+bool WholeLines(const float* p, std::int64_t stride) {
+  constexpr std::int64_t kFloats = kLine / static_cast<std::int64_t>(sizeof(float));
+  return kBlock % kFloats == 0 && reinterpret_cast<std::uintptr_t>(p) % kLine == 0 &&
+         stride % kFloats == 0;
+}
+bool CanStream(const SwiGluForwardArgs<float>& args) {
+  return args.past_caches && !args.accumulate && WholeLines(args.y, args.y_stride);
+}
+bool CanStream(const SwiGluBackwardArgs<float>& args) {
+  return args.past_caches && !args.accumulate_dx && WholeLines(args.dx, args.dx_stride) &&
+         WholeLines(args.dx, args.width) &&
+         (args.y == nullptr || (!args.accumulate_y && WholeLines(args.y, args.y_stride)));
+}
+
+template <bool kStream, class T>
+HWY_INLINE void Store(FloatVec (&v)[kVectors], bool accumulate, T* to) {
+  if constexpr (kStream) {
+    StreamFloats(v, to);
+  } else {
+    StoreFloats(v, accumulate, to);
+  }
+}
+
+template <bool kStream, class T>
 void ForwardRows(const SwiGluForwardArgs<T>& args, std::int64_t begin, std::int64_t end) {
   const std::int64_t width = args.width;
   const bool accumulate = args.accumulate;
@@ -84,23 +111,27 @@ void ForwardRows(const SwiGluForwardArgs<T>& args, std::int64_t begin, std::int6
     T* y = args.y + row * args.y_stride;
     const FloatVec scale =
         hn::Set(FloatTag(), args.row_scale == nullptr ? 1.0f : args.row_scale[row]);
+    FloatVec block[kVectors];
     std::int64_t j = 0;
     for (; j + kBlock <= width; j += kBlock) {
       PrefetchBlock(gate + j);
       PrefetchBlock(up + j);
-      ForwardBlock(gate + j, up + j, scale, accumulate, y + j);
+      ForwardBlock(gate + j, up + j, scale, block);
+      Store<kStream>(block, accumulate, y + j);
     }
     if (const std::int64_t n = width - j; n > 0) {
       const Tail<T> gate_tail(gate + j, n), up_tail(up + j, n);
       Tail<T> y_tail(y + j, accumulate ? n : 0);
-      ForwardBlock(gate_tail.values, up_tail.values, scale, accumulate, y_tail.values);
+      ForwardBlock(gate_tail.values, up_tail.values, scale, block);
+      StoreFloats(block, accumulate, y_tail.values);
       y_tail.CopyTo(y + j, n);
     }
   }
+  if constexpr (kStream) hwy::FlushStream();
 }
 
 // Adds this block's summands of dscale to `dscale`.
-template <class T>
+template <bool kStream, class T>
 HWY_INLINE void BackwardBlock(const SwiGluBackwardArgs<T>& args, const T* dy, const T* gate,
                               const T* up, FloatVec scale, T* dgate, T* dup, T* y,
                               FloatVec& dscale) {
@@ -115,21 +146,21 @@ HWY_INLINE void BackwardBlock(const SwiGluBackwardArgs<T>& args, const T* dy, co
     silu[i] = hn::Mul(a[i], sigma[i]);
     out[i] = hn::Mul(hn::Mul(dout[i], scale), silu[i]);
   });
-  StoreFloats(out, args.accumulate_dx, dup);
+  Store<kStream>(out, args.accumulate_dx, dup);
   ForEach<kVectors>([&](int i) {
     const FloatVec slope = hn::MulAdd(a[i], hn::Sub(one, sigma[i]), one);
     out[i] = hn::Mul(hn::Mul(hn::Mul(dout[i], scale), b[i]), hn::Mul(sigma[i], slope));
   });
-  StoreFloats(out, args.accumulate_dx, dgate);
+  Store<kStream>(out, args.accumulate_dx, dgate);
   ForEach<kVectors>([&](int i) { silu[i] = hn::Mul(silu[i], b[i]); });
   if (y != nullptr) {
     ForEach<kVectors>([&](int i) { out[i] = hn::Mul(silu[i], scale); });
-    StoreFloats(out, args.accumulate_y, y);
+    Store<kStream>(out, args.accumulate_y, y);
   }
   ForEach<kVectors>([&](int i) { dscale = hn::Add(dscale, hn::Mul(dout[i], silu[i])); });
 }
 
-template <class T>
+template <bool kStream, class T>
 void BackwardRows(const SwiGluBackwardArgs<T>& args, std::int64_t begin, std::int64_t end) {
   const FloatTag d;
   const std::int64_t width = args.width;
@@ -147,8 +178,8 @@ void BackwardRows(const SwiGluBackwardArgs<T>& args, std::int64_t begin, std::in
       PrefetchBlock(gate + j);
       PrefetchBlock(up + j);
       PrefetchBlock(dy + j);
-      BackwardBlock(args, dy + j, gate + j, up + j, scale, dgate + j, dup + j,
-                    y == nullptr ? nullptr : y + j, dscale);
+      BackwardBlock<kStream>(args, dy + j, gate + j, up + j, scale, dgate + j, dup + j,
+                             y == nullptr ? nullptr : y + j, dscale);
     }
     if (const std::int64_t n = width - j; n > 0) {
       const Tail<T> dy_tail(dy + j, n), gate_tail(gate + j, n), up_tail(up + j, n);
@@ -156,8 +187,8 @@ void BackwardRows(const SwiGluBackwardArgs<T>& args, std::int64_t begin, std::in
       Tail<T> dup_tail(dup + j, args.accumulate_dx ? n : 0);
       Tail<T> y_tail(y + j, y != nullptr && args.accumulate_y ? n : 0);
       // Padding has dy = up = 0 and adds nothing.
-      BackwardBlock(args, dy_tail.values, gate_tail.values, up_tail.values, scale,
-                    dgate_tail.values, dup_tail.values, y_tail.values, dscale);
+      BackwardBlock<false>(args, dy_tail.values, gate_tail.values, up_tail.values, scale,
+                           dgate_tail.values, dup_tail.values, y_tail.values, dscale);
       dgate_tail.CopyTo(dgate + j, n);
       dup_tail.CopyTo(dup + j, n);
       if (y != nullptr) y_tail.CopyTo(y + j, n);
@@ -167,19 +198,28 @@ void BackwardRows(const SwiGluBackwardArgs<T>& args, std::int64_t begin, std::in
       args.dscale[row] = args.accumulate_dscale ? args.dscale[row] + sum : sum;
     }
   }
+  if constexpr (kStream) hwy::FlushStream();
 }
 
 void ForwardF32(const SwiGluForwardArgs<float>& args, std::int64_t begin, std::int64_t end) {
-  ForwardRows(args, begin, end);
+  if (CanStream(args)) {
+    ForwardRows<true>(args, begin, end);
+  } else {
+    ForwardRows<false>(args, begin, end);
+  }
 }
 void ForwardBF16(const SwiGluForwardArgs<bf16>& args, std::int64_t begin, std::int64_t end) {
-  ForwardRows(args, begin, end);
+  ForwardRows<false>(args, begin, end);
 }
 void BackwardF32(const SwiGluBackwardArgs<float>& args, std::int64_t begin, std::int64_t end) {
-  BackwardRows(args, begin, end);
+  if (CanStream(args)) {
+    BackwardRows<true>(args, begin, end);
+  } else {
+    BackwardRows<false>(args, begin, end);
+  }
 }
 void BackwardBF16(const SwiGluBackwardArgs<bf16>& args, std::int64_t begin, std::int64_t end) {
-  BackwardRows(args, begin, end);
+  BackwardRows<false>(args, begin, end);
 }
 
 }  // namespace HWY_NAMESPACE
