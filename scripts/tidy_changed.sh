@@ -2,6 +2,8 @@
 # clang-tidy on the source files that changed since a commit.
 #
 #   scripts/tidy_changed.sh [BASE]      BASE: default the merge base with main, or the commit before
+#   scripts/tidy_changed.sh --all [DIR…]  every source file (below DIR), without a limit of time: tens of minutes
+#   CISTRON_TIDY_JOBS                   files at a time, default all processors
 #   CISTRON_TIDY_BUILD                  folder with compile_commands.json, default build/dev
 #   CISTRON_TIDY_SECONDS                no new file is begun after this time, default 240; what was left out
 #                                       is said. A changed header is checked through the sources that changed.
@@ -10,10 +12,17 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${CISTRON_TIDY_BUILD:-build/dev}
 seconds=${CISTRON_TIDY_SECONDS:-240}
+jobs=${CISTRON_TIDY_JOBS:-$(nproc)}
 command -v clang-tidy >/dev/null || { echo "tidy: clang-tidy is not installed; run scripts/install_deps.sh --developer" >&2; exit 1; }
 [[ -f $build/compile_commands.json ]] || { echo "tidy: no $build/compile_commands.json; run 'cmake --preset dev'" >&2; exit 1; }
 
-if [[ $# -ge 1 ]]; then
+base=
+list_files() { git diff --name-only --diff-filter=d "$base" -- '*.cc'; }
+if [[ ${1:-} == --all ]]; then
+  shift
+  seconds=${CISTRON_TIDY_SECONDS:-86400}
+  list_files() { git ls-files -- "${@:-.}" | grep '\.cc$'; }
+elif [[ $# -ge 1 ]]; then
   base=$1
 else
   base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
@@ -21,9 +30,9 @@ else
   [[ $base == "$(git rev-parse HEAD)" ]] && base=$(git rev-parse -q --verify 'HEAD~1' || git hash-object -t tree /dev/null)
 fi
 # Only files that are compiled; the newest first, so that a short budget sees what was just written.
-mapfile -t files < <(git diff --name-only --diff-filter=d "$base" -- '*.cc' | while read -r f; do
+mapfile -t files < <(list_files "$@" | while read -r f; do
   grep -q "\"file\": \".*/$f\"" "$build/compile_commands.json" && echo "$f"; done)
-echo "tidy: ${#files[@]} changed files since ${base:0:12}"
+echo "tidy: ${#files[@]} files${base:+ changed since ${base:0:12}}"
 [[ ${#files[@]} -eq 0 ]] && exit 0
 
 end=$((SECONDS + seconds))
@@ -37,7 +46,7 @@ check() {  # file log
 left=0
 for i in "${!files[@]}"; do
   if ((SECONDS >= end)); then left=$((${#files[@]} - i)); break; fi
-  while (($(jobs -rp | wc -l) >= $(nproc))); do wait -n || true; done
+  while (($(jobs -rp | wc -l) >= jobs)); do wait -n || true; done
   check "${files[$i]}" "$logs/$i" &
 done
 wait
