@@ -4,13 +4,13 @@
 //
 // grouped_gemm: uneven groups beside one oneDNN product of the summed size (dnnl_sgemm, for bf16
 // our gemm on oneDNN); `ratio` is ours / that. swiglu, permute: bytes that must move, beside two
-// copies that read and write as many in all (copy.h), every op alternating with its copies. Take
+// copies that read and write as many in all (bytes.h), every op alternating with its copies. Take
 // OMP_NUM_THREADS=1 with --clock cpu.
 #include <fmt/core.h>
 #include <oneapi/dnnl/dnnl.h>
 
 #include "bench/alternate.h"
-#include "bench/copy.h"
+#include "bench/bytes.h"
 #include "cistron/base/philox.h"
 #include "cistron/base/threads.h"
 #include "cistron/ops/activation/activation.h"
@@ -24,18 +24,11 @@ namespace cistron {
 namespace {
 
 using bench::Alternate;
+using bench::BenchBytes;
+using bench::Random;
 using ops::Context;
 using ops::Transpose;
 using ops::Write;
-
-Tensor Random(const Shape& shape, DType dtype, std::uint64_t seed) {
-  const Tensor t = Tensor::Empty(shape, DType::kF32);
-  const RandomStream stream(seed, "moe_bench");
-  for (std::int64_t i = 0; i < t.numel(); ++i) {
-    t.data<float>()[i] = stream.Uniform(static_cast<std::uint64_t>(i)) - 0.5f;
-  }
-  return ConvertTo(t, dtype);
-}
 
 // Group sizes proportional to 1, 2, 3, 4, 1, 2, …
 Tensor UnevenSplit(std::int64_t groups, std::int64_t rows) {
@@ -90,22 +83,6 @@ void BenchGrouped(const bench::Options& options, const ops::GroupedGemmShape& s,
         kinds[i], s.name, Name(dtype), s.groups, s.rows, s.n, s.k, NumThreads(), gflop / t[2 * i],
         gflop / t[2 * i + 1], t[2 * i + 1] / t[2 * i]);
   }
-}
-
-// Times an op that must move `bytes`, beside copies of as many.
-void BenchBytes(const bench::Options& options, const char* op, const char* shape, DType dtype,
-                std::int64_t bytes, const std::function<void()>& function) {
-  const bench::Copies copies = bench::CopiesOf(bytes);
-  const std::vector<double> t = Alternate(options, {function, copies.memcpy, copies.vector});
-  const double gb = static_cast<double>(bytes) * 1e-9;
-  fmt::print(
-      "{{\"op\": \"{}\", \"shape\": \"{}\", \"dtype\": \"{}\", \"threads\": {}, \"gb_per_s\": "
-      "{:.1f}, \"memcpy_gb_per_s\": {:.1f}, \"vector_copy_gb_per_s\": {:.1f}, \"of_memcpy\": "
-      "{:.3f}, "
-      "\"of_vector_copy\": {:.3f}}}\n",
-      op, shape, Name(dtype), NumThreads(), gb / t[0], gb / t[1], gb / t[2], t[1] / t[0],
-      t[2] / t[0]);
-  std::fflush(stdout);
 }
 
 void BenchSwiGlu(const bench::Options& options, const ops::SwiGluShape& s, DType dtype) {

@@ -8,6 +8,7 @@
 
 #include "cistron/check/bounds.h"
 #include "cistron/check/compare.h"
+#include "cistron/ops/cross_entropy/cross_entropy_cases.h"
 #include "cistron/ops/cross_entropy/cross_entropy_impls.h"
 #include "cistron/testing/gradient_check.h"
 #include "cistron/testing/implementations.h"
@@ -20,9 +21,7 @@ namespace {
 using testing::Agrees;
 using testing::ForEachImplementation;
 
-struct Case {
-  std::int64_t tokens, width, vocab;
-};
+using Case = CrossEntropyCase;
 
 Tensor Labels(const Case& c, bool ignore_some = true) {
   const Tensor labels = Tensor::Empty({c.tokens}, DType::kI64);
@@ -172,12 +171,9 @@ struct Exact {
   }
 };
 
-constexpr Case kCases[] = {{1, 1, 1},   {7, 5, 3},    {37, 16, 256}, {19, 33, 300},
-                           {64, 8, 17}, {257, 12, 5}, {3, 40, 1031}};
-
 TEST(LinearCrossEntropy, ErrorsStayWithinTheirBound) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
-    for (const Case& c : kCases) {
+    for (const Case& c : kCrossEntropyCases) {
       SCOPED_TRACE(fmt::format("{} T {} H {} V {}", Name(dtype), c.tokens, c.width, c.vocab));
       ForEachCrossEntropy(dtype, c, [&](const Context& ctx) {
         const Call call(c, dtype);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cistron/check/compare.h"
+#include "cistron/ops/embedding/embedding_cases.h"
 #include "cistron/testing/implementations.h"
 #include "cistron/testing/poison.h"
 #include "cistron/testing/random.h"
@@ -15,15 +16,11 @@ namespace {
 using testing::Agrees;
 using testing::ForEachImplementation;
 
-struct Case {
-  std::int64_t tokens, vocab, width;
-};
-constexpr Case kCases[] = {{1, 1, 1},    {0, 5, 3},   {37, 7, 33},   {5, 300, 64},
-                           {200, 4, 65}, {64, 1, 16}, {513, 256, 20}};
+using Case = EmbeddingCase;
 
 void ForEachCase(const std::function<void(const Context&, const Case&, DType, const Tensor&)>& f) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
-    for (const Case& c : kCases) {
+    for (const Case& c : kEmbeddingCases) {
       SCOPED_TRACE(fmt::format("{} T {} V {} H {}", Name(dtype), c.tokens, c.vocab, c.width));
       const Tensor tokens = Tensor::Empty({c.tokens}, DType::kI64);
       testing::FillIntegers(tokens, "tokens", 0, c.vocab);

@@ -7,6 +7,7 @@
 
 #include "cistron/check/bounds.h"
 #include "cistron/check/compare.h"
+#include "cistron/ops/optimizer/adamw_cases.h"
 #include "cistron/testing/implementations.h"
 #include "cistron/testing/poison.h"
 #include "cistron/testing/random.h"
@@ -138,7 +139,7 @@ TEST(AdamW, LowIsTheRoundedParameter) {
 
 // Every implementation makes the same sequence of correctly rounded operations.
 TEST(AdamW, ImplementationsAgreeBitwise) {
-  for (const std::int64_t n : {1, 15, 16, 17, 100, 40007}) {
+  for (const std::int64_t n : kAdamWSizes) {
     ForEachDType([&](const Context& ctx, DType dtype) {
       const Tensor g = testing::Normal({n}, dtype, "g");
       const State expected = State::Random({n}, dtype), s = expected.Clone();

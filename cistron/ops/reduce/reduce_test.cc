@@ -9,6 +9,7 @@
 
 #include "cistron/check/bounds.h"
 #include "cistron/check/compare.h"
+#include "cistron/ops/reduce/reduce_cases.h"
 #include "cistron/testing/implementations.h"
 #include "cistron/testing/poison.h"
 #include "cistron/testing/random.h"
@@ -21,8 +22,6 @@ using testing::ForEachImplementation;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kBF16};
-// Around the width of a vector and the size of a block of the sum.
-constexpr std::int64_t kSizes[] = {0, 1, 7, 15, 16, 17, 4095, 4096, 4097, 3 * 4096 + 5, 50003};
 
 double SumOf(const std::function<void(const Output&)>& op) {
   const Tensor out = Tensor::Scalar(kNaN);
@@ -32,7 +31,7 @@ double SumOf(const std::function<void(const Output&)>& op) {
 
 void ForEachCase(const std::function<void(const Context&, const Tensor&)>& f) {
   for (const DType dtype : kDTypes) {
-    for (const std::int64_t n : kSizes) {
+    for (const std::int64_t n : kReduceSizes) {
       SCOPED_TRACE(fmt::format("{} [{}]", Name(dtype), n));
       // The buffer is larger than the tensor and NaN beyond it.
       const Tensor x = testing::Pad(testing::Normal({n}, dtype, "x"), 33).used;

@@ -11,6 +11,7 @@
 
 #include "cistron/check/bounds.h"
 #include "cistron/check/compare.h"
+#include "cistron/ops/router/router_cases.h"
 #include "cistron/testing/golden_file.h"
 #include "cistron/testing/implementations.h"
 #include "cistron/testing/poison.h"
@@ -280,45 +281,7 @@ TEST(Router, BiasCancels) {
   });
 }
 
-struct Variant {
-  RouterConfig config;
-  std::int64_t tokens;
-};
-
-std::vector<Variant> Variants() {
-  std::vector<Variant> variants;
-  for (const ScoreFunction score : {ScoreFunction::kSoftmaxBeforeTopK,
-                                    ScoreFunction::kSoftmaxAfterTopK, ScoreFunction::kSigmoid}) {
-    for (const bool normalize : {true, false}) {
-      for (const auto& [experts, k, tokens] : {std::tuple{1, 1, 3},
-                                               {8, 2, 530},
-                                               {8, 8, 17},
-                                               {5, 1, 16},
-                                               {32, 4, 40},
-                                               {64, 32, 33},
-                                               {512, 32, 9}}) {
-        variants.push_back({{.score = score,
-                             .num_experts = experts,
-                             .top_k = k,
-                             .normalize = normalize,
-                             .routed_scaling = normalize ? 1.0 : 2.5},
-                            tokens});
-      }
-    }
-  }
-  for (const auto& [experts, k, groups, kept] :
-       {std::tuple{32, 8, 8, 4}, {16, 2, 4, 1}, {12, 4, 3, 2}, {512, 32, 16, 16}, {8, 2, 8, 2}}) {
-    variants.push_back({{.score = ScoreFunction::kSigmoid,
-                         .num_experts = experts,
-                         .top_k = k,
-                         .num_groups = groups,
-                         .groups_kept = kept},
-                        41});
-  }
-  return variants;
-}
-
-std::string Describe(const Variant& v) {
+std::string Describe(const RouterCase& v) {
   return fmt::format("score {} E {} K {} groups {}/{} normalize {} T {}",
                      static_cast<int>(v.config.score), v.config.num_experts, v.config.top_k,
                      v.config.groups_kept, v.config.num_groups, v.config.normalize, v.tokens);
@@ -332,7 +295,7 @@ Tensor BiasFor(const RouterConfig& config, DType dtype) {
 // Every implementation against the reference: the same experts and counts bit for bit,
 // probabilities and statistics within rounding.
 TEST(Router, ImplementationsAgree) {
-  for (const Variant& v : Variants()) {
+  for (const RouterCase& v : RouterCases()) {
     SCOPED_TRACE(Describe(v));
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const Tensor logits = testing::Normal({v.tokens, v.config.num_experts}, dtype, "logits", 2.0);
@@ -368,7 +331,7 @@ struct Upstream {
   Tensor dprobs, aux_grad, z_grad;
 };
 
-Upstream MakeUpstream(const Variant& v, DType compute, std::int64_t rows) {
+Upstream MakeUpstream(const RouterCase& v, DType compute, std::int64_t rows) {
   return {testing::Normal({v.tokens, v.config.top_k}, compute, "dprobs"),
           testing::Normal({rows, v.config.num_experts}, DType::kF64, "aux_grad"),
           testing::Normal({rows}, DType::kF64, "z_grad", 0.1)};
@@ -388,7 +351,7 @@ double Objective(const Forward& f, const Upstream& up) {
 }
 
 TEST(RouterBackward, CentralDifferences) {
-  for (Variant v : Variants()) {
+  for (RouterCase v : RouterCases()) {
     v.tokens = std::min<std::int64_t>(v.tokens, 7);
     SCOPED_TRACE(Describe(v));
     const std::int64_t experts = v.config.num_experts;
@@ -430,7 +393,7 @@ TEST(RouterBackward, CentralDifferences) {
 }
 
 TEST(RouterBackward, ImplementationsAgree) {
-  for (const Variant& v : Variants()) {
+  for (const RouterCase& v : RouterCases()) {
     SCOPED_TRACE(Describe(v));
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const Shape shape{v.tokens, v.config.num_experts};
