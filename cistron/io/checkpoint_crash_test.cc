@@ -6,7 +6,6 @@
 // durable before the name appears: what a power loss would need.
 #include <dirent.h>
 #include <fcntl.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -98,7 +97,6 @@ namespace cistron::io {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
 
 constexpr std::int64_t kElements = 3000;
 

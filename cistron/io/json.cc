@@ -79,6 +79,12 @@ std::string DumpJson(const nlohmann::json& document, int indent) {
   }
 }
 
+std::string Excerpt(const nlohmann::json& document) {
+  constexpr std::size_t kLongest = 80;
+  const std::string text = DumpJson(document);
+  return text.size() <= kLongest ? text : text.substr(0, kLongest) + "…";
+}
+
 std::string Quoted(std::string_view name) {
   return "'" + Printable(name) + "'";
 }

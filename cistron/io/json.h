@@ -17,6 +17,9 @@ nlohmann::json ParseJson(std::string_view text, const std::string& origin, int m
 // is not UTF-8.
 std::string DumpJson(const nlohmann::json& document, int indent = -1);
 
+// The beginning of a document's text for a message.
+std::string Excerpt(const nlohmann::json& document);
+
 // A name from outside for a message: in quotes, control characters escaped, cut when very long.
 std::string Quoted(std::string_view name);
 

@@ -19,17 +19,12 @@ constexpr std::array<std::string_view, 15> kOtherDTypes = {
     "F4",   "F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E3M4", "F8_E4M3B11FNUZ",
     "C128"};
 
-std::string Short(const json& value) {
-  const std::string text = DumpJson(value);
-  return text.size() <= 80 ? text : text.substr(0, 80) + "…";
-}
-
 class EntryParser {
  public:
   EntryParser(const std::string& file, const std::string& name) : file_(file), name_(name) {}
 
   TensorEntry Parse(const json& value, std::uint64_t data_bytes) const {
-    if (!value.is_object()) Fail("its entry is {}, not an object", Short(value));
+    if (!value.is_object()) Fail("its entry is {}, not an object", Excerpt(value));
     for (const auto& [key, unused] : value.items()) {
       if (key != "dtype" && key != "shape" && key != "data_offsets") {
         Fail("unknown key {} in its entry", Quoted(key));
@@ -68,7 +63,7 @@ class EntryParser {
   }
 
   DType ParseDType(const json& value) const {
-    if (!value.is_string()) Fail("dtype is {}, not a string", Short(value));
+    if (!value.is_string()) Fail("dtype is {}, not a string", Excerpt(value));
     const std::string& text = value.get_ref<const std::string&>();
     const std::optional<DType> dtype = FromSafetensorsName(text);
     if (dtype) return *dtype;
@@ -82,7 +77,7 @@ class EntryParser {
   }
 
   Shape ParseShape(const json& value) const {
-    if (!value.is_array()) Fail("shape is {}, not an array", Short(value));
+    if (!value.is_array()) Fail("shape is {}, not an array", Excerpt(value));
     if (value.size() > Shape::kMaxRank) {
       Fail("{} dimensions; at most {} are supported", value.size(),
            static_cast<int>(Shape::kMaxRank));
@@ -91,12 +86,12 @@ class EntryParser {
     std::int64_t product = 1;
     for (const json& dim : value) {
       if (!dim.is_number_unsigned() || dim.get<std::uint64_t>() > INT64_MAX) {
-        Fail("shape {} has a dimension that is no count", Short(value));
+        Fail("shape {} has a dimension that is no count", Excerpt(value));
       }
       dims.push_back(dim.get<std::int64_t>());
       // Zero dimensions are left out of the product, as Shape does: [0, 2^62, 4] is refused too.
       if (dims.back() != 0 && __builtin_mul_overflow(product, dims.back(), &product)) {
-        Fail("the product of shape {} exceeds 2^63 - 1", Short(value));
+        Fail("the product of shape {} exceeds 2^63 - 1", Excerpt(value));
       }
     }
     return Shape(dims);
@@ -105,7 +100,7 @@ class EntryParser {
   std::pair<std::uint64_t, std::uint64_t> ParseOffsets(const json& value) const {
     if (!value.is_array() || value.size() != 2 || !value[0].is_number_unsigned() ||
         !value[1].is_number_unsigned()) {
-      Fail("data_offsets {} are not two counts of bytes", Short(value));
+      Fail("data_offsets {} are not two counts of bytes", Excerpt(value));
     }
     const auto begin = value[0].get<std::uint64_t>();
     const auto end = value[1].get<std::uint64_t>();
@@ -120,12 +115,12 @@ class EntryParser {
 void ParseMetadata(const json& value, const std::string& file,
                    std::map<std::string, std::string>* metadata) {
   if (!value.is_object()) {
-    CISTRON_THROW(kBadInput, "{}: __metadata__ is {}, not an object", file, Short(value));
+    CISTRON_THROW(kBadInput, "{}: __metadata__ is {}, not an object", file, Excerpt(value));
   }
   for (const auto& [key, text] : value.items()) {
     if (!text.is_string()) {
       CISTRON_THROW(kBadInput, "{}: __metadata__ {} is {}, not a string", file, Quoted(key),
-                    Short(text));
+                    Excerpt(text));
     }
     if (metadata != nullptr) (*metadata)[key] = text.get<std::string>();
   }
@@ -173,7 +168,7 @@ std::vector<TensorEntry> ParseSafetensorsHeader(std::span<const char> header,
       ParseJson({header.data(), header.size()}, file_name + " (safetensors header)", kDepth);
   if (!document.is_object()) {
     CISTRON_THROW(kBadInput, "{}: the safetensors header is {}, not an object", file_name,
-                  Short(document));
+                  Excerpt(document));
   }
   std::vector<TensorEntry> entries;
   for (const auto& [name, value] : document.items()) {
@@ -223,7 +218,7 @@ SafetensorsIndex ParseSafetensorsIndex(std::string_view text, const std::string&
   for (const auto& [name, file] : map->items()) {
     if (!file.is_string()) {
       CISTRON_THROW(kBadInput, "{}: weight_map {} is {}, not a file name", origin, Quoted(name),
-                    Short(file));
+                    Excerpt(file));
     }
     const std::string& file_name = file.get_ref<const std::string&>();
     // Shards lie beside their index: a path would let a file reach anywhere.
@@ -245,7 +240,7 @@ SafetensorsIndex ParseSafetensorsIndex(std::string_view text, const std::string&
         index.total_size = static_cast<std::uint64_t>(size->get<double>());
       } else {
         CISTRON_THROW(kBadInput, "{}: total_size is {}, not a count of bytes", origin,
-                      Short(*size));
+                      Excerpt(*size));
       }
     }
   }

@@ -12,11 +12,6 @@ namespace {
 
 using nlohmann::json;
 
-std::string Short(const json& value) {
-  const std::string text = io::DumpJson(value);
-  return text.size() <= 80 ? text : text.substr(0, 80) + "…";
-}
-
 // Reads fields and remembers which it has seen; the others are kept for the way back.
 class Reader {
  public:
@@ -46,7 +41,7 @@ class Reader {
       return value.get<std::int64_t>();
     }
     if (value.is_number_integer() && !value.is_number_unsigned()) return value.get<std::int64_t>();
-    Fail("{} is {}; it must be an integer", key, Short(value));
+    Fail("{} is {}; it must be an integer", key, io::Excerpt(value));
   }
   void Read(const char* key, std::int64_t& out) {
     if (const json* value = Get(key)) out = Int(key, *value);
@@ -61,7 +56,7 @@ class Reader {
     }
   }
   double Number(const char* key, const json& value) const {
-    if (!value.is_number()) Fail("{} is {}; it must be a number", key, Short(value));
+    if (!value.is_number()) Fail("{} is {}; it must be a number", key, io::Excerpt(value));
     return value.get<double>();
   }
   void Read(const char* key, double& out) {
@@ -70,13 +65,13 @@ class Reader {
   void Read(const char* key, bool& out) {
     const json* value = Get(key);
     if (value == nullptr) return;
-    if (!value->is_boolean()) Fail("{} is {}; it must be true or false", key, Short(*value));
+    if (!value->is_boolean()) Fail("{} is {}; it must be true or false", key, io::Excerpt(*value));
     out = value->get<bool>();
   }
   std::optional<std::string> String(const char* key) {
     const json* value = Get(key);
     if (value == nullptr) return std::nullopt;
-    if (!value->is_string()) Fail("{} is {}; it must be a string", key, Short(*value));
+    if (!value->is_string()) Fail("{} is {}; it must be a string", key, io::Excerpt(*value));
     return value->get<std::string>();
   }
 
@@ -96,7 +91,7 @@ class Reader {
 
 // One object of RoPE settings: rope_parameters (transformers 5) or rope_scaling (4).
 void ReadRope(Reader& reader, const char* key, const json& rope, double& theta) {
-  if (!rope.is_object()) reader.Fail("{} is {}; it must be an object", key, Short(rope));
+  if (!rope.is_object()) reader.Fail("{} is {}; it must be an object", key, io::Excerpt(rope));
   for (const auto& [name, value] : rope.items()) {
     if (value.is_null()) continue;
     if (name == "rope_theta") {
@@ -104,13 +99,13 @@ void ReadRope(Reader& reader, const char* key, const json& rope, double& theta) 
     } else if (name == "rope_type" || name == "type") {
       if (value != "default") {
         reader.Refuse("{}.{} is {}; only \"default\" rotary embeddings are supported", key, name,
-                      Short(value));
+                      io::Excerpt(value));
       }
     } else if (name == "partial_rotary_factor" && value == 1.0) {
       continue;
     } else {
       reader.Refuse("{}.{} = {} is not supported; only rope_theta and rope_type \"default\" are",
-                    key, io::Quoted(name), Short(value));
+                    key, io::Quoted(name), io::Excerpt(value));
     }
   }
 }
@@ -122,7 +117,8 @@ void RefuseWhatIsNotDone(Reader& reader) {
   if (const json* names = reader.Get("architectures")) {
     for (const json& name : *names) {
       if (name != "MixtralForCausalLM") {
-        reader.Refuse("architectures names {}; only MixtralForCausalLM is supported", Short(name));
+        reader.Refuse("architectures names {}; only MixtralForCausalLM is supported",
+                      io::Excerpt(name));
       }
     }
   }
@@ -146,7 +142,7 @@ void RefuseWhatIsNotDone(Reader& reader) {
     reader.Refuse(
         "quantization_config is {}; quantised weights are not supported, convert the "
         "model to F32 or BF16",
-        Short(*quantization));
+        io::Excerpt(*quantization));
   }
 }
 

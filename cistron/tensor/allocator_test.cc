@@ -80,6 +80,7 @@ TEST(Allocator, RefusalNamesTheSize) {
 TEST(Allocator, ThreadsShareIt) {
   const auto allocator = MakeCachingCpuAllocator();
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&allocator, t] {
       for (std::size_t i = 0; i < 500; ++i) {

@@ -27,6 +27,18 @@ std::vector<std::string> CompleteLines(const fs::path& file) {
   return lines;
 }
 
+void PutHeldout(const std::optional<HeldoutMetrics>& heldout, nlohmann::ordered_json& j) {
+  if (!heldout) return;
+  j["heldout_loss"] = heldout->loss;
+  j["heldout_bits_per_base"] = heldout->bits_per_base;
+  j["heldout_bases"] = heldout->bases;
+}
+
+std::optional<HeldoutMetrics> HeldoutOf(const json& j) {
+  if (!j.contains("heldout_loss")) return std::nullopt;
+  return HeldoutMetrics{j.at("heldout_loss"), j.at("heldout_bits_per_base"), j.at("heldout_bases")};
+}
+
 }  // namespace
 
 std::string ToJson(const StepMetrics& m) {
@@ -44,11 +56,7 @@ std::string ToJson(const StepMetrics& m) {
   j["memory_peak_bytes"] = m.memory_peak_bytes;
   j["load_entropy"] = m.load_entropy;
   j["expert_load"] = m.expert_load;
-  if (m.heldout) {
-    j["heldout_loss"] = m.heldout->loss;
-    j["heldout_bits_per_base"] = m.heldout->bits_per_base;
-    j["heldout_bases"] = m.heldout->bases;
-  }
+  PutHeldout(m.heldout, j);
   return j.dump();
 }
 
@@ -69,10 +77,7 @@ StepMetrics ParseStepMetrics(const std::string& line, const std::string& where) 
     m.memory_peak_bytes = j.at("memory_peak_bytes");
     m.load_entropy = j.at("load_entropy").get<std::vector<double>>();
     m.expert_load = j.at("expert_load").get<std::vector<std::vector<double>>>();
-    if (j.contains("heldout_loss")) {
-      m.heldout = HeldoutMetrics{j.at("heldout_loss"), j.at("heldout_bits_per_base"),
-                                 j.at("heldout_bases")};
-    }
+    m.heldout = HeldoutOf(j);
     return m;
   } catch (const json::exception& error) {
     CISTRON_THROW(kBadInput, "{}: this is not a line of metrics: {}", where, error.what());
@@ -114,11 +119,7 @@ void WriteSummary(const fs::path& file, const RunSummary& summary) {
   j["parameters"] = summary.parameters;
   j["active_parameters"] = summary.active_parameters;
   j["train_seconds"] = summary.train_seconds;
-  if (summary.heldout) {
-    j["heldout_loss"] = summary.heldout->loss;
-    j["heldout_bits_per_base"] = summary.heldout->bits_per_base;
-    j["heldout_bases"] = summary.heldout->bases;
-  }
+  PutHeldout(summary.heldout, j);
   io::WriteFileAtomically(file, j.dump(2) + "\n");
 }
 
@@ -132,10 +133,7 @@ std::optional<RunSummary> ReadSummary(const fs::path& file) {
     summary.parameters = j.at("parameters");
     summary.active_parameters = j.at("active_parameters");
     summary.train_seconds = j.at("train_seconds");
-    if (j.contains("heldout_loss")) {
-      summary.heldout = HeldoutMetrics{j.at("heldout_loss"), j.at("heldout_bits_per_base"),
-                                       j.at("heldout_bases")};
-    }
+    summary.heldout = HeldoutOf(j);
     return summary;
   } catch (const json::exception& error) {
     CISTRON_THROW(kBadInput, "{}: this is not the summary of a run: {}", file.string(),

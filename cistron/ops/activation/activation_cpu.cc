@@ -2,6 +2,7 @@
 #include "cistron/base/threads.h"
 #include "cistron/ops/activation/activation_impls.h"
 #include "cistron/ops/activation/swiglu_rows.h"
+#include "cistron/ops/cpu_arguments.h"
 
 namespace cistron::ops::internal {
 namespace {
@@ -14,20 +15,6 @@ bool LeavesCaches(std::int64_t rows, std::int64_t columns) {
   return rows * columns * static_cast<std::int64_t>(sizeof(T)) > kLastCacheBytes;
 }
 
-// Calls f with a tag of the element type.
-template <class F>
-void Dispatch(DType dtype, F&& f) {
-  if (dtype == DType::kBF16) {
-    f(TypeTag<bf16>{});
-  } else {
-    f(TypeTag<float>{});
-  }
-}
-
-bool Accumulates(const Output& out) {
-  return out && out.mode == WriteMode::kAccumulate;
-}
-
 }  // namespace
 
 Support SwiGluCpuSupports(const SwiGluProblem& p) {
@@ -37,17 +24,12 @@ Support SwiGluCpuSupports(const SwiGluProblem& p) {
 
 void SwiGluForwardCpu(const Context&, std::int64_t rows, const Tensor& x, const Tensor& row_scale,
                       const Output& y) {
-  Dispatch(x.dtype(), [&](auto tag) {
+  DispatchVectorType(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const std::int64_t width = y.tensor.dim(1);
-    const SwiGluForwardArgs<T> args{x.data<T>(),
-                                    x.stride(0),
-                                    row_scale ? row_scale.data<float>() : nullptr,
-                                    y.tensor.data<T>(),
-                                    y.tensor.stride(0),
-                                    width,
-                                    Accumulates(y),
-                                    LeavesCaches<T>(rows, 3 * width)};
+    const SwiGluForwardArgs<T> args{
+        x.data<T>(),        x.stride(0), FloatsOrNull(row_scale), y.tensor.data<T>(),
+        y.tensor.stride(0), width,       Accumulates(y),          LeavesCaches<T>(rows, 3 * width)};
     ParallelChunks(rows, 1 + kGrain / (width + 1), [&](std::int64_t begin, std::int64_t end, int) {
       SwiGluForwardRows(args, begin, end);
     });
@@ -57,14 +39,14 @@ void SwiGluForwardCpu(const Context&, std::int64_t rows, const Tensor& x, const 
 void SwiGluBackwardCpu(const Context&, std::int64_t rows, const Tensor& dy, const Tensor& x,
                        const Tensor& row_scale, const Output& dx, const Output& dscale,
                        const Output& y_out) {
-  Dispatch(x.dtype(), [&](auto tag) {
+  DispatchVectorType(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const std::int64_t width = dy.dim(1);
     const SwiGluBackwardArgs<T> args{dy.data<T>(),
                                      x.data<T>(),
                                      dy.stride(0),
                                      x.stride(0),
-                                     row_scale ? row_scale.data<float>() : nullptr,
+                                     FloatsOrNull(row_scale),
                                      dx.tensor.data<T>(),
                                      dx.tensor.stride(0),
                                      dscale ? dscale.tensor.data<float>() : nullptr,

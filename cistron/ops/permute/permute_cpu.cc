@@ -1,6 +1,7 @@
 // permute on the CPU: vector kernels over chunks of rows or tokens, every sum in one thread and in
 // slot order.
 #include "cistron/base/threads.h"
+#include "cistron/ops/cpu_arguments.h"
 #include "cistron/ops/permute/permute_impls.h"
 #include "cistron/ops/permute/permute_rows.h"
 
@@ -13,24 +14,6 @@ std::int64_t RowsAThread(std::int64_t width) {
   return 1 + kGrain / (width + 1);
 }
 
-// Calls f with a tag of the element type.
-template <class F>
-void Dispatch(DType dtype, F&& f) {
-  if (dtype == DType::kBF16) {
-    f(TypeTag<bf16>{});
-  } else {
-    f(TypeTag<float>{});
-  }
-}
-
-float* FloatsOrNull(const Tensor& t) {
-  return t ? t.data<float>() : nullptr;
-}
-
-bool Accumulates(const Output& out) {
-  return out && out.mode == WriteMode::kAccumulate;
-}
-
 }  // namespace
 
 Support PermuteCpuSupports(const PermuteProblem& p) {
@@ -39,7 +22,7 @@ Support PermuteCpuSupports(const PermuteProblem& p) {
 }
 
 void PermuteCpu(const Context&, const RowMap& map, const Tensor& x, const Output& rows) {
-  Dispatch(x.dtype(), [&](auto tag) {
+  DispatchVectorType(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const PermuteArgs<T> args{map.slot_of_row.data<std::int32_t>(),
                               map.top_k,
@@ -57,7 +40,7 @@ void PermuteCpu(const Context&, const RowMap& map, const Tensor& x, const Output
 
 void UnpermuteCpu(const Context&, const RowMap& map, const Tensor& rows, const Tensor& probs,
                   const Output& y) {
-  Dispatch(rows.dtype(), [&](auto tag) {
+  DispatchVectorType(rows.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const UnpermuteArgs<T> args{map.row_of_slot.data<std::int32_t>(),
                                 map.top_k,
@@ -76,7 +59,7 @@ void UnpermuteCpu(const Context&, const RowMap& map, const Tensor& rows, const T
 
 void UnpermuteBackwardCpu(const Context&, const RowMap& map, const Tensor& dy, const Tensor& rows,
                           const Tensor& probs, const Output& drows, const Output& dprobs) {
-  Dispatch(dy.dtype(), [&](auto tag) {
+  DispatchVectorType(dy.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const UnpermuteBackwardArgs<T> args{map.row_of_slot.data<std::int32_t>(),
                                         map.top_k,
