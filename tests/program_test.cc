@@ -51,6 +51,28 @@ class ProgramTest : public ::testing::Test {
   train::TinyRun tiny_{"program"};
 };
 
+TEST_F(ProgramTest, IdleThreadsSpinShortlyUnlessTheUserChose) {
+  const char* tests_choice = std::getenv("OMP_WAIT_POLICY");
+  const std::string kept = tests_choice == nullptr ? "" : tests_choice;
+  unsetenv("OMP_WAIT_POLICY");
+  const Result chosen = Run({"info"});
+  setenv("GOMP_SPINCOUNT", "77", 1);
+  const Result count = Run({"info"});
+  unsetenv("GOMP_SPINCOUNT");
+  setenv("OMP_WAIT_POLICY", "active", 1);
+  const Result active = Run({"info"});
+  if (tests_choice == nullptr) {
+    unsetenv("OMP_WAIT_POLICY");
+  } else {
+    setenv("OMP_WAIT_POLICY", kept.c_str(), 1);
+  }
+  EXPECT_THAT(chosen.out, AllOf(ContainsRegex("GOMP_SPINCOUNT +10000"),
+                                ContainsRegex("OMP_WAIT_POLICY +not set")));
+  EXPECT_THAT(count.out, ContainsRegex("GOMP_SPINCOUNT +77"));
+  EXPECT_THAT(active.out, AllOf(ContainsRegex("GOMP_SPINCOUNT +not set"),
+                                ContainsRegex("OMP_WAIT_POLICY +active")));
+}
+
 TEST_F(ProgramTest, InstructionSetIsLimitedByTheEnvironment) {
   setenv("CISTRON_ISA", "avx2", 1);
   const Result avx2 = Run({"info"});

@@ -33,8 +33,8 @@ class InfoCommand final : public Command {
     line("kernels", ops::InstructionSetInUse());
     line("devices", "cpu (this build has no CUDA)");
     line("precisions", "fp32, bf16");
-    for (const char* variable :
-         {"OMP_NUM_THREADS", "CISTRON_IMPL", "CISTRON_ISA", "CISTRON_CONFIG_PATH"}) {
+    for (const char* variable : {"OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT",
+                                 "CISTRON_IMPL", "CISTRON_ISA", "CISTRON_CONFIG_PATH"}) {
       line(variable, GetEnv(variable).value_or("not set"));
     }
     return kOk;

@@ -1,8 +1,10 @@
 #include "apps/cistron/command.h"
 #include "apps/cistron/commands.h"
+#include "apps/cistron/idle_threads.h"
 
 int main(int argc, char** argv) {
   namespace app = cistron::app;
+  app::LimitSpinning(argv);
   std::vector<std::unique_ptr<app::Command>> commands;
   commands.push_back(app::MakeTrainCommand());
   commands.push_back(app::MakeEvalCommand());
