@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include "apps/cistron/commands.h"
-#include "apps/cistron/precision.h"
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
 #include "cistron/train/bench_step.h"
@@ -25,7 +24,9 @@ class BenchCommand final : public Command {
   }
   void Declare(Options& options) override {
     options.Choice("--model", model_, {"small", "wide", "fine"}, "shape");
-    options.Choice("--precision", precision_, {"fp32", "bf16"}, "number format");
+    options.Choice("--precision", precision_,
+                   {"fp32", "bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8"},
+                   "number format");
     options.Option("--threads", threads_, "0: all that the machine grants");
     options.Option("--steps", steps_, "measured steps");
     options.Option("--micro-rows", micro_rows_, "sequences computed at once; 0: the whole batch");
@@ -34,9 +35,11 @@ class BenchCommand final : public Command {
   int Run() override {
     if (threads_ > 0) SetNumThreads(static_cast<int>(threads_));
     const train::BenchShape shape = train::NamedBenchShape(model_);
-    const train::BenchResult r = train::BenchTrainStep(
-        ops::Context(), shape,
-        {.dtype = ParsePrecision(precision_), .steps = steps_, .micro_rows = micro_rows_});
+    const train::BenchResult r =
+        train::BenchTrainStep(ops::Context(), shape,
+                              {.precision = train::ParsePrecision(precision_),
+                               .steps = steps_,
+                               .micro_rows = micro_rows_});
     fmt::print(
         "{{\"model\": \"{}\", \"precision\": \"{}\", \"threads\": {}, \"tokens_per_s\": {:.0f}, "
         "\"ms\": {:.1f}, \"fastest_ms\": {:.1f}, \"rss_mib\": {}, \"loss\": {:.3f}}}\n",

@@ -32,7 +32,7 @@ class InfoCommand final : public Command {
     for (const auto& [name, value] : MachineFacts()) line(name, value);
     line("kernels", ops::InstructionSetInUse());
     line("devices", "cpu (this build has no CUDA)");
-    line("precisions", "fp32, bf16");
+    line("precisions", "fp32, bf16, fp8_delayed, fp8_current, fp8_block, mxfp8");
     for (const char* variable : {"OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT",
                                  "CISTRON_IMPL", "CISTRON_ISA", "CISTRON_CONFIG_PATH"}) {
       line(variable, GetEnv(variable).value_or("not set"));

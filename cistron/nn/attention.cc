@@ -19,22 +19,24 @@ Tensor SelfAttention::Forward(const ops::Context& ctx, const Tensor& x,
                               const ops::PackedSequences& sequences, Saved* saved) const {
   const std::int64_t tokens = x.dim(0);
   Record r;
-  r.x = x;
   r.q = ctx.Empty({tokens, q_.out_features()}, x.dtype());
   r.k = ctx.Empty({tokens, k_.out_features()}, x.dtype());
   r.v = ctx.Empty({tokens, v_.out_features()}, x.dtype());
   r.o = ctx.Empty({tokens, q_.out_features()}, x.dtype());
-  q_.Forward(ctx, x, ops::Write(r.q));
-  k_.Forward(ctx, x, ops::Write(r.k));
-  v_.Forward(ctx, x, ops::Write(r.v));
+  const bool keep = saved != nullptr;
+  Operand input = q_.Input(x);
+  q_.Forward(ctx, input, keep ? &r.xq : nullptr, ops::Write(r.q));
+  k_.Forward(ctx, input, keep ? &r.xk : nullptr, ops::Write(r.k));
+  v_.Forward(ctx, input, keep ? &r.xv : nullptr, ops::Write(r.v));
   const Tensor angles = rotary_->ForPositions(sequences.max_length);
   ops::RopeForward(ctx, angles, sequences.positions, config_.head_dim, r.q);
   ops::RopeForward(ctx, angles, sequences.positions, config_.head_dim, r.k);
-  if (saved != nullptr) r.lse = ctx.Empty({config_.num_heads, tokens}, ComputeType(x.dtype()));
+  if (keep) r.lse = ctx.Empty({config_.num_heads, tokens}, ComputeType(x.dtype()));
   ops::AttentionForward(ctx, config_, sequences, r.q, r.k, r.v, r.lse, ops::Write(r.o));
   Tensor y = ctx.Empty(x.shape(), x.dtype());
-  o_.Forward(ctx, r.o, ops::Write(y));
-  if (saved != nullptr) saved->Push<Record>(this, name_) = std::move(r);
+  Operand heads = o_.Input(r.o);
+  o_.Forward(ctx, heads, keep ? &r.xo : nullptr, ops::Write(y));
+  if (keep) saved->Push<Record>(this, name_) = std::move(r);
   return y;
 }
 
@@ -42,7 +44,7 @@ Tensor SelfAttention::Backward(const ops::Context& ctx, const Tensor& dy,
                                const ops::PackedSequences& sequences, Saved& saved) const {
   const Record r = saved.Pop<Record>(this, name_);
   const Tensor d_o = ctx.Empty(r.o.shape(), dy.dtype());
-  o_.Backward(ctx, dy, r.o, ops::Write(d_o));
+  o_.Backward(ctx, dy, r.xo, ops::Write(d_o));
   const Tensor dq = ctx.Empty(r.q.shape(), dy.dtype());
   const Tensor dk = ctx.Empty(r.k.shape(), dy.dtype());
   const Tensor dv = ctx.Empty(r.v.shape(), dy.dtype());
@@ -51,10 +53,10 @@ Tensor SelfAttention::Backward(const ops::Context& ctx, const Tensor& dy,
   const Tensor angles = rotary_->ForPositions(sequences.max_length);
   ops::RopeBackward(ctx, angles, sequences.positions, config_.head_dim, dq);
   ops::RopeBackward(ctx, angles, sequences.positions, config_.head_dim, dk);
-  const Tensor dx = ctx.Empty(r.x.shape(), dy.dtype());
-  q_.Backward(ctx, dq, r.x, ops::Write(dx));
-  k_.Backward(ctx, dk, r.x, ops::Accumulate(dx));
-  v_.Backward(ctx, dv, r.x, ops::Accumulate(dx));
+  const Tensor dx = ctx.Empty(dy.shape(), dy.dtype());
+  q_.Backward(ctx, dq, r.xq, ops::Write(dx));
+  k_.Backward(ctx, dk, r.xk, ops::Accumulate(dx));
+  v_.Backward(ctx, dv, r.xv, ops::Accumulate(dx));
   return dx;
 }
 

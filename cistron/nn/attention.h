@@ -26,7 +26,8 @@ class SelfAttention {
 
  private:
   struct Record {
-    Tensor x, q, k, v, o, lse;
+    SavedOperand xq, xk, xv, xo;  // inputs of the projections
+    Tensor q, k, v, o, lse;
   };
   ops::AttentionConfig config_;
   Linear q_, k_, v_, o_;

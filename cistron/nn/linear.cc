@@ -1,27 +1,49 @@
 #include "cistron/nn/linear.h"
 
-#include "cistron/ops/gemm/gemm.h"
-
 namespace cistron::nn {
 
-using ops::Transpose;
-
 Linear::Linear(ParameterStore& store, const std::string& name, std::int64_t out_features,
-               std::int64_t in_features)
-    : store_(&store), out_features_(out_features), in_features_(in_features) {
-  weight_ = store.Register({.name = name, .shape = {out_features, in_features}});
+               std::int64_t in_features, Precision precision)
+    : products_(store, store.Register({.name = name, .shape = {out_features, in_features}})),
+      precision_(precision),
+      out_features_(out_features),
+      in_features_(in_features) {}
+
+Tensor Linear::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs&,
+                       Saved* saved) const {
+  Operand input = Input(x);
+  Tensor y = ctx.Empty({x.dim(0), out_features_}, x.dtype());
+  Record* record = saved == nullptr ? nullptr : &saved->Push<Record>(this, name());
+  Forward(ctx, input, record == nullptr ? nullptr : &record->x, ops::Write(y));
+  if (record != nullptr) record->version = products_.version();
+  return y;
 }
 
-void Linear::Forward(const ops::Context& ctx, const Tensor& x, const ops::Output& y) const {
-  const AcquiredWeight w(*store_, weight_);
-  ops::Gemm(ctx, x, Transpose::kNo, w.tensor(), Transpose::kYes, y);
+Tensor Linear::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+                        Saved& saved) const {
+  const Record r = saved.Pop<Record>(this, name());
+  products_.CheckVersion(r.version);
+  Operand gradient = products_.OutputGradient(dy, {});
+  if (out.weights) products_.Wgrad(ctx, gradient, r.x);
+  if (!out.input) return {};
+  Tensor dx = ctx.Empty({dy.dim(0), in_features_}, dy.dtype());
+  products_.Dgrad(ctx, r.x.recipe, gradient, ops::Write(dx));
+  return dx;
 }
 
-void Linear::Backward(const ops::Context& ctx, const Tensor& dy, const Tensor& x,
+void Linear::Forward(const ops::Context& ctx, Operand& x, SavedOperand* saved,
+                     const ops::Output& y) const {
+  const quant::Recipe recipe =
+      precision_ == Precision::kRecipe ? products_.recipe() : quant::Recipe(quant::BF16{});
+  products_.Forward(ctx, recipe, x, saved != nullptr, y);
+  if (saved != nullptr) *saved = x.Save(ctx, recipe);
+}
+
+void Linear::Backward(const ops::Context& ctx, const Tensor& dy, const SavedOperand& x,
                       const ops::Output& dx) const {
-  ops::Gemm(ctx, dy, Transpose::kYes, x, Transpose::kNo, store_->GradientOutput(weight_));
-  const AcquiredWeight w(*store_, weight_);
-  ops::Gemm(ctx, dy, Transpose::kNo, w.tensor(), Transpose::kNo, dx);
+  Operand gradient = products_.OutputGradient(dy, {});
+  products_.Wgrad(ctx, gradient, x);
+  products_.Dgrad(ctx, x.recipe, gradient, dx);
 }
 
 }  // namespace cistron::nn

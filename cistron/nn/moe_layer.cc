@@ -1,24 +1,34 @@
 #include "cistron/nn/moe_layer.h"
 
-#include "cistron/ops/activation/activation.h"
-#include "cistron/ops/grouped_gemm/grouped_gemm.h"
+#include "cistron/nn/grouped_linear.h"
+#include "cistron/nn/scaled_swiglu.h"
 
 namespace cistron::nn {
 
 MoeLayer::MoeLayer(ParameterStore& store, TokenDispatcher& dispatcher, const std::string& prefix,
                    const Config& config)
     : config_(config),
-      store_(&store),
       dispatcher_(&dispatcher),
-      gate_(store, prefix + "gate.weight", config.router.num_experts, config.hidden),
+      gate_(store, prefix + "gate.weight", config.router.num_experts, config.hidden,
+            Linear::Precision::kModel),
       name_(prefix + "moe") {
   const std::int64_t experts = config.router.num_experts;
-  gate_up_ = store.Register({.name = prefix + "experts.gate_up_proj",
-                             .shape = {experts, 2 * config.ffn, config.hidden},
-                             .is_expert = true});
-  down_ = store.Register({.name = prefix + "experts.down_proj",
-                          .shape = {experts, config.hidden, config.ffn},
-                          .is_expert = true});
+  // One after another: parameters register in canonical order.
+  experts_ = std::make_unique<Sequential>();
+  experts_->Append(
+      std::make_unique<GroupedLinear>(GroupedLinearOptions{.num_groups = experts,
+                                                           .in_features = config.hidden,
+                                                           .out_features = 2 * config.ffn,
+                                                           .out_parts = 2,
+                                                           .name = prefix + "experts.gate_up_proj",
+                                                           .store = &store}));
+  experts_->Append(std::make_unique<ScaledSwiGLU>(prefix + "experts.act_fn"));
+  experts_->Append(
+      std::make_unique<GroupedLinear>(GroupedLinearOptions{.num_groups = experts,
+                                                           .in_features = config.ffn,
+                                                           .out_features = config.hidden,
+                                                           .name = prefix + "experts.down_proj",
+                                                           .store = &store}));
 }
 
 Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& x, const Tensor& token_mask,
@@ -29,7 +39,8 @@ Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& x, const Tensor&
   const DType compute = ComputeType(x.dtype());
 
   routing.logits = ctx.Empty({tokens, experts}, x.dtype());
-  gate_.Forward(ctx, x, ops::Write(routing.logits));
+  Operand input = gate_.Input(x);
+  gate_.Forward(ctx, input, nullptr, ops::Write(routing.logits));
   ops::RouterOutputs& out = routing.router;
   out.experts = ctx.Empty({tokens, config_.router.top_k}, DType::kI32);
   out.probs = ctx.Empty({tokens, config_.router.top_k}, compute);
@@ -42,22 +53,11 @@ Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& x, const Tensor&
   ops::RouterForward(ctx, config_.router, routing.logits, Tensor(), token_mask, scopes, out);
 
   const TokenDispatcher::Dispatched d = dispatcher_->Dispatch(ctx, x, out.experts, out.probs);
-  const std::int64_t rows = d.rows.max_rows();
-  const Tensor pre = ctx.Empty({rows, 2 * config_.ffn}, x.dtype());
-  {
-    const AcquiredWeight w(*store_, gate_up_);
-    ops::GroupedGemmForward(ctx, d.rows, w.tensor(), ops::Write(pre));
-  }
-  const Tensor act = ctx.Empty({rows, config_.ffn}, x.dtype());
-  ops::SwiGluForward(ctx, pre, d.probs, d.rows.split_sizes, ops::Write(act));
-  const Tensor expert_out = ctx.Empty({rows, config_.hidden}, x.dtype());
-  {
-    const AcquiredWeight w(*store_, down_);
-    ops::GroupedGemmForward(ctx, {act, d.rows.split_sizes}, w.tensor(), ops::Write(expert_out));
-  }
+  const Tensor expert_out = experts_->Forward(
+      ctx, d.rows.data, {.split_sizes = d.rows.split_sizes, .scale = d.probs}, saved);
   Tensor y = dispatcher_->Combine(ctx, *d.state, expert_out);
   if (saved != nullptr) {
-    saved->Push<Record>(this, name_) = {x, routing.logits, out.experts, d, pre};
+    saved->Push<Record>(this, name_) = {x, routing.logits, out.experts, d.state, d.rows.max_rows()};
   }
   return y;
 }
@@ -66,38 +66,20 @@ Tensor MoeLayer::Backward(const ops::Context& ctx, const Tensor& dy, const Tenso
                           const ops::PackedSequences& scopes, const Tensor& aux_grad,
                           Saved& saved) const {
   const Record r = saved.Pop<Record>(this, name_);
-  const Tensor& split_sizes = r.dispatched.rows.split_sizes;
-  const std::int64_t rows = r.dispatched.rows.max_rows();
   const DType dtype = dy.dtype();
   const DType compute = ComputeType(dtype);
 
-  const GroupedTensor dout{dispatcher_->CombineBackward(ctx, *r.dispatched.state, dy), split_sizes};
-  const Tensor dact = ctx.Empty({rows, config_.ffn}, dtype);
-  {
-    const AcquiredWeight w(*store_, down_);
-    ops::GroupedGemmDgrad(ctx, dout, w.tensor(), ops::Write(dact));
-  }
-  const Tensor act = ctx.Empty({rows, config_.ffn}, dtype);
-  const Tensor dpre = ctx.Empty({rows, 2 * config_.ffn}, dtype);
-  const Tensor drow_probs = ctx.Empty({rows}, compute);
-  ops::SwiGluBackward(ctx, dact, r.pre_activation, r.dispatched.probs, split_sizes,
-                      ops::Write(dpre), ops::Write(drow_probs), ops::Write(act));
-  ops::GroupedGemmWgrad(ctx, dout, {act, split_sizes}, store_->GradientOutput(down_));
-  ops::GroupedGemmWgrad(ctx, {dpre, split_sizes}, r.dispatched.rows,
-                        store_->GradientOutput(gate_up_));
-  const Tensor drows = ctx.Empty({rows, config_.hidden}, dtype);
-  {
-    const AcquiredWeight w(*store_, gate_up_);
-    ops::GroupedGemmDgrad(ctx, {dpre, split_sizes}, w.tensor(), ops::Write(drows));
-  }
+  const Tensor dout = dispatcher_->CombineBackward(ctx, *r.dispatch, dy);
+  const Tensor drow_probs = ctx.Empty({r.rows}, compute);
+  const Tensor drows = experts_->Backward(ctx, dout, {.scale = ops::Write(drow_probs)}, saved);
   const Tensor dx = ctx.Empty(r.x.shape(), dtype);
   const Tensor dprobs = ctx.Empty({r.x.dim(0), config_.router.top_k}, compute);
-  dispatcher_->DispatchBackward(ctx, *r.dispatched.state, drows, drow_probs, ops::Write(dx),
+  dispatcher_->DispatchBackward(ctx, *r.dispatch, drows, drow_probs, ops::Write(dx),
                                 ops::Write(dprobs));
   const Tensor dlogits = ctx.Empty(r.logits.shape(), dtype);
   ops::RouterBackward(ctx, config_.router, dprobs, r.logits, r.experts, token_mask, scopes,
                       aux_grad, Tensor(), ops::Write(dlogits));
-  gate_.Backward(ctx, dlogits, r.x, ops::Accumulate(dx));
+  gate_.Backward(ctx, dlogits, {quant::BF16{}, r.x, {}}, ops::Accumulate(dx));
   return dx;
 }
 

@@ -11,6 +11,7 @@
 
 #include "cistron/nn/linear.h"
 #include "cistron/nn/saved.h"
+#include "cistron/nn/sequential.h"
 #include "cistron/nn/token_dispatcher.h"
 #include "cistron/ops/router/router.h"
 
@@ -37,6 +38,9 @@ class MoeLayer {
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const Tensor& token_mask,
                  const ops::PackedSequences& scopes, bool statistics, Routing& routing,
                  Saved* saved) const;
+  // The experts' products, and how they are fused.
+  const Sequential& experts() const { return *experts_; }
+
   // `aux_grad` f64 [R, E], optional: gradient of the loss with respect to the score sums.
   Tensor Backward(const ops::Context& ctx, const Tensor& dy, const Tensor& token_mask,
                   const ops::PackedSequences& scopes, const Tensor& aux_grad, Saved& saved) const;
@@ -44,14 +48,13 @@ class MoeLayer {
  private:
   struct Record {
     Tensor x, logits, experts;
-    TokenDispatcher::Dispatched dispatched;
-    Tensor pre_activation;  // [M, 2F]
+    std::shared_ptr<const TokenDispatcher::State> dispatch;
+    std::int64_t rows = 0;
   };
   Config config_;
-  ParameterStore* store_;
   TokenDispatcher* dispatcher_;
   Linear gate_;
-  ParameterId gate_up_, down_;
+  std::unique_ptr<Sequential> experts_;
   std::string name_;
 };
 

@@ -4,6 +4,7 @@
 
 #include "cistron/base/philox.h"
 #include "cistron/base/threads.h"
+#include "cistron/quant/quantizer.h"
 
 namespace cistron::nn {
 
@@ -41,6 +42,21 @@ Tensor LocalParameterStore::Acquire(ParameterId id) {
   return parameters_.at(static_cast<std::size_t>(id)).value;
 }
 
+QuantizedTensor LocalParameterStore::AcquireQuantized(ParameterId id, const quant::Recipe& recipe) {
+  Parameter& p = parameters_.at(static_cast<std::size_t>(id));
+  Parameter::QuantizedWeight& q = p.quantized;
+  if (q.version != version_ || !(q.recipe == recipe)) {
+    q.tensor = quant::QuantizeOperand(ctx_, recipe,
+                                      {.role = quant::TensorRole::kWeight,
+                                       .name = p.spec.name,
+                                       .x = p.master,
+                                       .row_parts = p.spec.row_parts});
+    q.recipe = recipe;
+    q.version = version_;
+  }
+  return q.tensor;
+}
+
 ops::Output LocalParameterStore::GradientOutput(ParameterId id) {
   Parameter& p = parameters_.at(static_cast<std::size_t>(id));
   if (!p.grad) p.grad = ctx_.Empty(p.spec.shape, ComputeType(dtype_));
@@ -63,6 +79,7 @@ void LocalParameterStore::Initialize(std::uint64_t seed, double std) {
     }
     if (p.value.raw() != p.master.raw()) Convert(p.master, p.value);
   }
+  MarkChanged();
 }
 
 void LocalParameterStore::Assign(std::string_view name, const Tensor& values) {
@@ -72,6 +89,7 @@ void LocalParameterStore::Assign(std::string_view name, const Tensor& values) {
                 ToString(p->spec.shape), Describe(values));
   Convert(values, p->master);
   if (p->value.raw() != p->master.raw()) Convert(p->master, p->value);
+  MarkChanged();
 }
 
 void LocalParameterStore::ZeroGradients() {

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "cistron/ops/context.h"
+#include "cistron/quant/recipe.h"
+#include "cistron/tensor/quantized_tensor.h"
 #include "cistron/tensor/tensor.h"
 
 namespace cistron::nn {
@@ -22,6 +24,9 @@ struct ParameterSpec {
   // Weight decay by default: matrices yes, norms and biases no; embeddings only on request.
   bool decays = true;
   bool is_embedding = false;
+  // Equal parts of the rows of each matrix whose quantisation blocks lie apart: 2 where gate and up
+  // rows share a weight.
+  std::int64_t row_parts = 1;
 };
 
 // Handle of a parameter in its store.
@@ -39,6 +44,16 @@ class ParameterStore {
   // The weight in the model's dtype, valid until Release.
   virtual Tensor Acquire(ParameterId id) = 0;
   virtual void Release(ParameterId id) = 0;
+
+  // The weight with the copies that `recipe` needs for forward and backward, valid until the
+  // weights change. It is quantised from the master, once for each change of the weights, however
+  // many micro-batches use it.
+  virtual QuantizedTensor AcquireQuantized(ParameterId id, const quant::Recipe& recipe) = 0;
+
+  // Counts the changes of the weights: what backward needs must be of the weights of its forward.
+  virtual std::uint64_t version() const = 0;
+
+  virtual const ParameterSpec& spec(ParameterId id) const = 0;
 
   // Where a gradient goes: Write for the first of a step, Accumulate afterwards. The dtype is the
   // compute type. The gradient counts as contributed when the call that uses it returns.
@@ -71,6 +86,13 @@ class LocalParameterStore final : public ParameterStore {
     Tensor master;  // compute type: what the optimiser updates; the same tensor where dtypes agree
     Tensor grad;    // compute type, allocated at the first gradient
     bool has_grad = false;
+    // Quantised copies of the weights of one version.
+    struct QuantizedWeight {
+      quant::Recipe recipe;
+      QuantizedTensor tensor;
+      std::uint64_t version = 0;
+    };
+    QuantizedWeight quantized{};
   };
 
   // `dtype` is the model's: f64, f32 or bf16.
@@ -79,7 +101,15 @@ class LocalParameterStore final : public ParameterStore {
   ParameterId Register(const ParameterSpec& spec) override;
   Tensor Acquire(ParameterId id) override;
   void Release(ParameterId) override {}
+  QuantizedTensor AcquireQuantized(ParameterId id, const quant::Recipe& recipe) override;
+  std::uint64_t version() const override { return version_; }
+  const ParameterSpec& spec(ParameterId id) const override {
+    return parameters_.at(static_cast<std::size_t>(id)).spec;
+  }
   ops::Output GradientOutput(ParameterId id) override;
+
+  // Whoever writes masters or values must say so: quantised copies are made anew.
+  void MarkChanged() { ++version_; }
 
   // Draws every parameter: normal(0, std) from the stream (seed, name) at the flat global index;
   // ones; zeros.
@@ -101,6 +131,7 @@ class LocalParameterStore final : public ParameterStore {
  private:
   ops::Context ctx_;
   DType dtype_;
+  std::uint64_t version_ = 1;
   std::vector<Parameter> parameters_;
 };
 

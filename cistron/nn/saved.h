@@ -6,6 +6,7 @@
 #pragma once
 
 #include <any>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,7 +20,7 @@ class Saved {
   // `owner` identifies the module instance.
   template <class T>
   T& Push(const void* owner, std::string_view name) {
-    records_.push_back({owner, std::string(name), std::any(T{})});
+    records_.push_back({owner, std::string(name), std::any(T{}), &BytesOf<T>});
     return *std::any_cast<T>(&records_.back().value);
   }
   // Takes the newest record, which must be the owner's: backward runs in the reverse order of
@@ -42,12 +43,29 @@ class Saved {
     return taken;
   }
   bool empty() const { return records_.empty(); }
+  // Of the tensors in all records that count theirs (a member bytes()); a tensor that two records
+  // share counts twice.
+  std::int64_t bytes() const {
+    std::int64_t sum = 0;
+    for (const Record& r : records_) sum += r.bytes(r.value);
+    return sum;
+  }
 
  private:
+  template <class T>
+  static std::int64_t BytesOf(const std::any& value) {
+    if constexpr (requires(const T& t) { t.bytes(); }) {
+      return std::any_cast<const T&>(value).bytes();
+    } else {
+      return 0;
+    }
+  }
+
   struct Record {
     const void* owner;
     std::string name;
     std::any value;
+    std::int64_t (*bytes)(const std::any&);
   };
   std::vector<Record> records_;
 };

@@ -49,6 +49,7 @@ void AdamWOptimizer::Update(double lr) {
     const Tensor low = p.value.raw() == p.master.raw() ? Tensor() : p.value;
     ops::AdamW(ctx_, config, scalars_, p.grad, p.master, moments_[i].m, moments_[i].v, low);
   }
+  store_.MarkChanged();
   store_.ZeroGradients();
 }
 

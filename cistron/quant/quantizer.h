@@ -14,7 +14,7 @@ struct QuantizeRequest {
   // Names the state of delayed scaling, with the role; unused by other recipes.
   std::string name{};
   Tensor x;                                   // [M, K] or [G, M, K], f32 or bf16
-  Tensor split_sizes;                         // of a ragged grouped tensor
+  Tensor split_sizes{};                         // of a ragged grouped tensor
   std::int64_t row_parts = 1, col_parts = 1;  // see QuantizedLayout
   ops::QuantizeCopies copies{};
 };

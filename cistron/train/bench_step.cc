@@ -84,7 +84,7 @@ BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,
                 "bench: {} measured steps after {} are not at least 1 after 0", options.steps,
                 options.warmup);
   const std::int64_t before = PeakRssKib();
-  model::LocalMixtral m(ctx, shape.model, options.dtype);
+  model::LocalMixtral m(ctx, shape.model, ModelDType(options.precision));
   m.store.Initialize(0, shape.model.initializer_range);
   // The peer's optimiser: torch.optim.AdamW with its defaults.
   optim::AdamWOptimizer optimizer(
@@ -99,11 +99,14 @@ BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,
   for (std::int64_t row = 0; row < shape.batch; row += rows) {
     micro.push_back(RandomBatch(shape, row, std::min(rows, shape.batch - row), totals));
   }
+  quant::ScalingStates scaling;
+  const quant::Autocast autocast(MakeRecipe(options.precision, {}), {.states = &scaling});
   std::vector<double> ms;
   BenchResult result;
   for (std::int64_t i = 0; i < options.warmup + options.steps; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     const StepResult step = TrainStep(ctx, m, optimizer, micro, totals, 1e-3);
+    scaling.EndStep(ctx);
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
     if (i >= options.warmup) ms.push_back(took.count());
     result.loss = step.loss + shape.model.router_aux_loss_coef * step.aux_loss;

@@ -7,6 +7,7 @@
 
 #include "cistron/model/mixtral_config.h"
 #include "cistron/ops/context.h"
+#include "cistron/train/precision.h"
 
 namespace cistron::train {
 
@@ -20,7 +21,7 @@ struct BenchShape {
 BenchShape NamedBenchShape(const std::string& name);
 
 struct BenchOptions {
-  DType dtype = DType::kF32;
+  Precision precision = Precision::kFp32;
   std::int64_t steps = 7;       // measured
   std::int64_t warmup = 2;      // before them
   std::int64_t micro_rows = 0;  // rows computed at once; 0: all

@@ -50,11 +50,10 @@ void CheckSupported(const LoadedConfig& loaded) {
   if (c.device != DeviceChoice::kCpu) {
     CISTRON_THROW(kUnsupported, "{}: this version runs on device=cpu only", loaded.Where("device"));
   }
-  if (c.precision != Precision::kFp32 && c.precision != Precision::kBf16) {
-    CISTRON_THROW(kUnsupported,
-                  "{}: this version trains in precision=fp32 or bf16 only; the FP8 and "
-                  "MXFP8 recipes are not in it",
-                  loaded.Where("precision"));
+  for (const std::string& key : KeysOfOtherRecipes(c.precision)) {
+    if (loaded.origins.count(key) == 0) continue;
+    CISTRON_THROW(kBadInput, "{}: precision={} has no such option; remove the key",
+                  loaded.Where(key), Name(c.precision));
   }
   for (const auto& [key, value] :
        {std::pair{"parallel.dp", c.parallel.dp}, std::pair{"parallel.ep", c.parallel.ep}}) {

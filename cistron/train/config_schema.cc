@@ -329,6 +329,14 @@ std::vector<ConfigKey> MakeKeys() {
                                                    {"fp8_current", Precision::kFp8Current},
                                                    {"fp8_block", Precision::kFp8Block},
                                                    {"mxfp8", Precision::kMxfp8}};
+  constexpr NamedValue<RecipeFormat> kFormats[] = {{"auto", RecipeFormat::kAuto},
+                                                   {"hybrid", RecipeFormat::kHybrid},
+                                                   {"e4m3", RecipeFormat::kE4M3}};
+  constexpr NamedValue<Switch> kSwitches[] = {
+      {"auto", Switch::kAuto}, {"off", Switch::kOff}, {"on", Switch::kOn}};
+  constexpr NamedValue<ops::AmaxCompute> kAmax[] = {{"max", ops::AmaxCompute::kMax},
+                                                    {"most_recent", ops::AmaxCompute::kMostRecent}};
+  using R = RecipeOptions;
   constexpr NamedValue<OnExists> kOnExists[] = {{"auto", OnExists::kAuto},
                                                 {"resume", OnExists::kResume},
                                                 {"fail", OnExists::kFail},
@@ -353,8 +361,30 @@ std::vector<ConfigKey> MakeKeys() {
 
   return {
       Choice("device", At(&C::device), kDevices, "where the run computes", kIdentity),
-      Choice("precision", At(&C::precision), kPrecisions,
-             "number formats: bf16 keeps bf16 weights with fp32 masters", kIdentity),
+      Choice(
+          "precision", At(&C::precision), kPrecisions,
+          "number formats: bf16 keeps bf16 weights with fp32 masters; fp8_* and mxfp8 are recipes "
+          "over it",
+          kIdentity),
+      Choice("recipe.format", At(&C::recipe, &R::format), kFormats,
+             "hybrid: e5m2 for gradients of outputs; auto: hybrid for fp8_delayed and fp8_current",
+             kIdentity),
+      Integer("recipe.margin", At(&C::recipe, &R::margin), Between(0, 64),
+              "fp8_delayed: scales are divided by 2^margin", kIdentity),
+      Integer("recipe.amax_history_len", At(&C::recipe, &R::amax_history_len), Between(1, 65536),
+              "fp8_delayed: steps whose amax counts", kIdentity),
+      Choice("recipe.amax_compute_algo", At(&C::recipe, &R::amax_compute_algo), kAmax,
+             "fp8_delayed: which amax of the history counts", kIdentity),
+      Choice("recipe.power_of_two_scales", At(&C::recipe, &R::power_of_two_scales), kSwitches,
+             "fp8_current, fp8_block; auto: on for fp8_block", kIdentity),
+      Choice("recipe.weights_2d", At(&C::recipe, &R::weights_2d), kSwitches,
+             "fp8_block, mxfp8: weights in squares; auto: on for fp8_block", kIdentity),
+      Integer("recipe.first_layers_bf16", At(&C::recipe, &R::first_layers_bf16), AtLeast(0),
+              "layers at the start that stay in bf16", kIdentity),
+      Integer("recipe.last_layers_bf16", At(&C::recipe, &R::last_layers_bf16), AtLeast(0),
+              "layers at the end that stay in bf16", kIdentity),
+      Texts("recipe.bf16_patterns", At(&C::recipe, &R::bf16_patterns),
+            "parameter names that stay in bf16; * stands for any characters"),
       PathKey("output", At(&C::output), "directory of the run", kMechanical),
       Integer("seed", At(&C::seed), AtLeast(0), "seed of weights and data order", kIdentity),
       Integer("threads", At(&C::threads), Between(0, 4096), "0: all that the machine grants",

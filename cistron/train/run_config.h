@@ -12,12 +12,12 @@
 
 #include "cistron/data/corpus.h"
 #include "cistron/model/mixtral_config.h"
+#include "cistron/train/precision.h"
 #include "cistron/train/schedule.h"
 
 namespace cistron::train {
 
 enum class DeviceChoice { kCpu, kCuda };
-enum class Precision { kFp32, kBf16, kFp8Delayed, kFp8Current, kFp8Block, kMxfp8 };
 
 // What to do when the output directory holds a run already.
 enum class OnExists {
@@ -72,6 +72,7 @@ struct LogOptions {
 struct RunConfig {
   DeviceChoice device = DeviceChoice::kCpu;
   Precision precision = Precision::kFp32;
+  RecipeOptions recipe;
   std::filesystem::path output;
   std::uint64_t seed = 1;
   std::int64_t threads = 0;  // 0: all that the machine grants

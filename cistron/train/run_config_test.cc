@@ -27,6 +27,10 @@ std::string ErrorOf(const std::string& yaml, const std::vector<std::string>& ove
 }
 
 const std::vector<std::string> kLegal = {"data.train=a.fa", "output=out", "data.seq_len=256"};
+std::vector<std::string> Join(std::vector<std::string> all, const std::vector<std::string>& more) {
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
 std::string ErrorOfOverride(const std::string& text) {
   std::vector<std::string> overrides = kLegal;
   overrides.push_back(text);
@@ -126,9 +130,15 @@ TEST(RunConfig, ValuesMustFitTogether) {
 }
 
 TEST(RunConfig, WhatThisVersionDoesNotDoIsRefusedByName) {
-  EXPECT_THAT(ErrorOfOverride("precision=mxfp8"), HasSubstr("fp32 or bf16 only"));
   EXPECT_THAT(ErrorOfOverride("parallel.ep=2"), HasSubstr("parallel.ep=1"));
   EXPECT_THAT(ErrorOfOverride("device=cuda"), HasSubstr("device=cpu only"));
+}
+
+TEST(RunConfig, OptionsOfAnotherRecipeAreRefused) {
+  EXPECT_THAT(ErrorOfOverride("recipe.margin=1"), HasSubstr("precision=fp32 has no such option"));
+  EXPECT_EQ(ErrorOf("", Join(kLegal, {"precision=fp8_delayed", "recipe.margin=1"})), "");
+  EXPECT_THAT(ErrorOf("", Join(kLegal, {"precision=mxfp8", "recipe.margin=1"})),
+              HasSubstr("recipe.margin"));
 }
 
 TEST(RunConfig, LegalConfigurationPasses) {

@@ -30,16 +30,20 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-DType ModelDType(Precision precision) {
-  return precision == Precision::kBf16 ? DType::kBF16 : DType::kF32;
-}
-
 optim::AdamWOptions OptimizerOptions(const OptimOptions& o) {
   return {
       .adamw = {.beta1 = o.beta1, .beta2 = o.beta2, .eps = o.eps, .weight_decay = o.weight_decay},
       .max_grad_norm = o.clip,
       .decay_embeddings = o.decay_embeddings,
       .decay_all = o.decay_all};
+}
+
+std::string PrecisionText(const RunConfig& c) {
+  if (c.precision == Precision::kFp32) return "fp32";
+  const quant::Recipe recipe = MakeRecipe(c.precision, c.recipe);
+  std::string text = "bf16 with fp32 masters";
+  if (quant::Quantizes(recipe)) text += fmt::format(", products in {}", quant::Name(recipe));
+  return text;
 }
 
 data::DataConfig DataOf(const RunConfig& config) {
@@ -143,13 +147,18 @@ class Trainer {
     std::fflush(hooks_.out);
   }
 
+  quant::AutocastOptions Scope(bool record_amax) {
+    return {HighPrecisionLayersOf(config_.recipe, config_.model.num_hidden_layers), &scaling_,
+            record_amax};
+  }
+
   void Resume() {
     const auto newest = CheckpointToResume(directory_->paths().checkpoints());
     if (!newest) {
       Print("no complete checkpoint yet: the run starts from its beginning");
       return;
     }
-    position_ = RestoreTrainingState(*newest, model_, optimizer_);
+    position_ = RestoreTrainingState(*newest, model_, optimizer_, scaling_);
     CheckData(*newest);
     stream_->Restore(position_.stream);
     Print(fmt::format("resuming from {}", newest->string()));
@@ -182,7 +191,7 @@ class Trainer {
                       FormatCount(static_cast<double>(model::ParameterCount(m))),
                       FormatCount(static_cast<double>(model::ActiveParameterCount(m))),
                       m.num_hidden_layers, m.num_local_experts, m.num_experts_per_tok,
-                      config_.precision == Precision::kBf16 ? "bf16 with fp32 masters" : "fp32"));
+                      PrecisionText(config_)));
     const std::int64_t heldout = corpus_->heldout_bases();
     Print(fmt::format("data: {} bases train, {} held out; {} tokens a step, {} steps; {} threads",
                       FormatCount(static_cast<double>(corpus_->train_bases())),
@@ -255,9 +264,12 @@ class Trainer {
     StepMetrics m;
     m.step = optimizer_.step() + 1;
     m.lr = LearningRate(config_.MakeSchedule(), m.step);
-    const StepResult result =
-        TrainStep(ctx_, model_, optimizer_, Split(fetched.batch, config_.RowsPerMicroBatch()),
-                  fetched.batch.totals, m.lr);
+    const StepResult result = [&] {
+      const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/true));
+      return TrainStep(ctx_, model_, optimizer_, Split(fetched.batch, config_.RowsPerMicroBatch()),
+                       fetched.batch.totals, m.lr);
+    }();
+    scaling_.EndStep(ctx_);
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     const auto tokens = static_cast<double>(config_.batch.global_tokens);
     m.tokens_seen = m.step * config_.batch.global_tokens;
@@ -307,6 +319,7 @@ class Trainer {
                                                 const RoutingObserver& observer) {
     const std::int64_t at_once =
         std::max(config_.RowsPerMicroBatch() * config_.data.seq_len, std::int64_t{2048});
+    const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/false));
     const EvaluationResult e = Evaluate(model_.model, *heldout_, config_.data.seq_len, tokens,
                                         at_once, observer, hooks_.stop_requested);
     if (!e.complete) return std::nullopt;
@@ -316,7 +329,7 @@ class Trainer {
   void Save() {
     CheckFiniteWeights(model_.store, optimizer_.step());
     const fs::path root = directory_->paths().checkpoints();
-    SaveTrainingState(root, model_, optimizer_, position_, config_);
+    SaveTrainingState(root, model_, optimizer_, scaling_, position_, config_);
     io::PruneCheckpoints(root, static_cast<int>(config_.checkpoint.keep));
   }
 
@@ -346,6 +359,8 @@ class Trainer {
   ops::Context ctx_;
   model::LocalMixtral model_;
   optim::AdamWOptimizer optimizer_;
+  quant::Recipe recipe_ = MakeRecipe(config_.precision, config_.recipe);
+  quant::ScalingStates scaling_;
   std::unique_ptr<data::TrainingStream> stream_;
   std::unique_ptr<data::EvaluationStream> heldout_;
   std::optional<RunDirectory> directory_;

@@ -89,6 +89,13 @@ TEST(Resume, EqualsAnUninterruptedRunAtEveryStepFp32) {
 TEST(Resume, EqualsAnUninterruptedRunAtEveryStepBf16) {
   ResumeAtEveryStep("bf16");
 }
+TEST(Resume, EqualsAnUninterruptedRunAtEveryStepMxfp8) {
+  ResumeAtEveryStep("mxfp8");
+}
+// Scales and amax histories are state: the run would go on from scales of 1 without them.
+TEST(Resume, EqualsAnUninterruptedRunAtEveryStepFp8Delayed) {
+  ResumeAtEveryStep("fp8_delayed");
+}
 
 // TRAPS stream-restarts: the data position is state. Without it the second half would read the
 // first batches again, whose losses are known.

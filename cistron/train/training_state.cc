@@ -15,6 +15,8 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr int kFormat = 1;
+// Of the state of delayed scaling, which no layer has before its first step.
+const std::string kScalingPrefix = "quant/";
 
 json ParseState(const io::CheckpointReader& reader, const fs::path& path) {
   try {
@@ -43,10 +45,14 @@ io::CheckpointBox WholeTensor(std::string name, const Tensor& tensor) {
 }  // namespace
 
 fs::path SaveTrainingState(const fs::path& root, const model::LocalMixtral& m,
-                           const optim::AdamWOptimizer& optimizer, const DataPosition& data,
+                           const optim::AdamWOptimizer& optimizer,
+                           const quant::ScalingStates& scaling, const DataPosition& data,
                            const RunConfig& config) {
   std::vector<io::CheckpointBox> boxes;
   for (const auto& [name, tensor] : optimizer.State()) boxes.push_back(WholeTensor(name, tensor));
+  for (const auto& [name, tensor] : scaling.Tensors()) {
+    boxes.push_back(WholeTensor(kScalingPrefix + name, tensor));
+  }
   const char* dtype = HuggingFaceDType(m.store.dtype());
   json state;
   state["format"] = kFormat;
@@ -63,7 +69,7 @@ fs::path SaveTrainingState(const fs::path& root, const model::LocalMixtral& m,
 }
 
 DataPosition RestoreTrainingState(const fs::path& path, model::LocalMixtral& m,
-                                  optim::AdamWOptimizer& optimizer) {
+                                  optim::AdamWOptimizer& optimizer, quant::ScalingStates& scaling) {
   const io::CheckpointReader reader(path);
   const json state = ParseState(reader, path);
   if (!state.contains("stream")) {
@@ -90,6 +96,15 @@ DataPosition RestoreTrainingState(const fs::path& path, model::LocalMixtral& m,
     const Tensor stored = reader.Read(name);
     std::memcpy(tensor.raw(), stored.raw(), static_cast<std::size_t>(tensor.bytes()));
     unread.erase(name);
+  }
+  m.store.MarkChanged();
+  for (auto it = unread.begin(); it != unread.end();) {
+    if (it->compare(0, kScalingPrefix.size(), kScalingPrefix) == 0) {
+      scaling.Restore(it->substr(kScalingPrefix.size()), reader.Read(*it));
+      it = unread.erase(it);
+    } else {
+      ++it;
+    }
   }
   if (!unread.empty()) {
     CISTRON_THROW(kBadInput, "{}: the checkpoint is of another model: it holds {}", path.string(),

@@ -1,5 +1,6 @@
-// Everything that a run must remember, in one checkpoint: weights, masters, moments, the number of
-// updates, the data position, and the configuration that gives them meaning.
+// Everything that a run must remember, in one checkpoint: weights, masters, moments, state of
+// delayed scaling, the number of updates, the data position, and the configuration that gives them
+// meaning.
 #pragma once
 
 #include <cstdint>
@@ -26,12 +27,13 @@ struct DataPosition {
 std::filesystem::path SaveTrainingState(const std::filesystem::path& root,
                                         const model::LocalMixtral& m,
                                         const optim::AdamWOptimizer& optimizer,
+                                        const quant::ScalingStates& scaling,
                                         const DataPosition& data, const RunConfig& config);
 
-// Restores weights, masters, moments and the step; returns the data position. Throws kBadInput when
-// the checkpoint is of another model or lacks a tensor.
+// Restores weights, masters, moments, scaling states and the step; returns the data position.
+// Throws kBadInput when the checkpoint is of another model or lacks a tensor.
 DataPosition RestoreTrainingState(const std::filesystem::path& checkpoint, model::LocalMixtral& m,
-                                  optim::AdamWOptimizer& optimizer);
+                                  optim::AdamWOptimizer& optimizer, quant::ScalingStates& scaling);
 
 // The model of a checkpoint. `dtype`, optional: its weights' type, "float32" or "bfloat16".
 model::MixtralConfig CheckpointModelConfig(const io::CheckpointReader& reader,

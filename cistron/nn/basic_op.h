@@ -1,0 +1,55 @@
+// BasicOp: a layer that Sequential can hold and the fuser can replace.
+//
+// Basic ops own parameters and state; what belongs to one pass is in Saved. A fused op (nn/fuse)
+// borrows the basic ops that it replaces.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "cistron/nn/saved.h"
+#include "cistron/ops/context.h"
+
+namespace cistron::nn {
+
+// Inputs besides x, by the names under which ops take them; undefined: not given.
+struct ExtraInputs {
+  Tensor split_sizes{};  // i64 [G], rows of each group (GroupedLinear, ScaledSwiGLU), on the device
+  Tensor scale{};        // [M] compute type: one factor a row (ScaledSwiGLU)
+  Tensor bias_scale{};   // [M] compute type: one factor a row of the bias (GroupedLinear with bias)
+};
+
+// What backward computes besides the weight gradients, which go to the parameter store.
+struct BackwardOutputs {
+  bool input = true;         // the gradient of x, returned
+  bool weights = true;       // weight gradients; false: parameters are frozen
+  ops::Output scale{};       // d(scale) [M]; undefined: not wanted
+  ops::Output bias_scale{};  // d(bias_scale) [M]; undefined: not wanted
+};
+
+class BasicOp {
+ public:
+  virtual ~BasicOp() = default;
+
+  // "GroupedLinear".
+  virtual std::string_view kind() const = 0;
+  // Names of the extra inputs that it takes, which are also those of the gradients it gives.
+  virtual std::span<const std::string_view> extra_inputs() const = 0;
+  bool Takes(std::string_view input) const {
+    const auto inputs = extra_inputs();
+    return std::find(inputs.begin(), inputs.end(), input) != inputs.end();
+  }
+  // This op among others of its kind, for messages: the name of its parameter where it has one.
+  virtual const std::string& name() const = 0;
+
+  // x [M, …] → y [M, …]. `saved` null: nothing is kept, there will be no backward.
+  virtual Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
+                         Saved* saved) const = 0;
+  // Consumes what forward saved. Returns dx, undefined when it is not wanted.
+  virtual Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+                          Saved& saved) const = 0;
+};
+
+}  // namespace cistron::nn

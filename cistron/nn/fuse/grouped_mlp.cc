@@ -1,0 +1,110 @@
+#include "cistron/nn/fuse/grouped_mlp.h"
+
+#include "cistron/ops/activation/activation.h"
+
+namespace cistron::nn::fuse {
+namespace {
+
+constexpr std::string_view kKinds[] = {"GroupedLinear", "ScaledSwiGLU", "GroupedLinear"};
+
+Verdict Matches(Window window, std::span<const quant::Recipe> recipes, const PlanKey& key) {
+  const auto& fc1 = static_cast<const GroupedLinear&>(*window[0]);
+  const auto& fc2 = static_cast<const GroupedLinear&>(*window[2]);
+  for (const GroupedLinear* fc : {&fc1, &fc2}) {
+    if (fc->options().bias) {
+      return Verdict::Refuses(fc->name(), "it has a bias", "build it with bias = false");
+    }
+    if (fc->options().delay_weight_gradients) {
+      return Verdict::Refuses(fc->name(), "its weight gradients are delayed",
+                              "build it with delay_weight_gradients = false");
+    }
+  }
+  if (fc1.options().num_groups != fc2.options().num_groups ||
+      fc1.options().out_features != 2 * fc2.options().in_features) {
+    return Verdict::Refuses(
+        fc2.name(),
+        fmt::format("{} groups of {} → {} do not follow {} groups of {} → {} with gate and up",
+                    fc2.options().num_groups, fc2.options().in_features, fc2.options().out_features,
+                    fc1.options().num_groups, fc1.options().in_features,
+                    fc1.options().out_features),
+        "in_features = half of the first layer's out_features, and as many groups");
+  }
+  if (!(recipes[0] == recipes[2])) {
+    return Verdict::Refuses(
+        fc2.name(),
+        fmt::format("its recipe is {}, that of {} is {}", quant::Name(recipes[2]), fc1.name(),
+                    quant::Name(recipes[0])),
+        "let the patterns of high-precision layers name both or neither");
+  }
+  if (quant::Quantizes(recipes[0]) && fc1.options().out_parts != 2) {
+    return Verdict::Refuses(fc1.name(), "its gate and up rows are quantised as one part",
+                            "build it with out_parts = 2");
+  }
+  if (key.device.type != DeviceType::kCpu) {
+    return Verdict::Refuses(fc1.name(), "there is no kernel for this device", "device=cpu");
+  }
+  return Verdict::Fires();
+}
+
+std::shared_ptr<const FusedOp> Make(Window window) {
+  return std::make_shared<GroupedMlp>(static_cast<const GroupedLinear&>(*window[0]),
+                                      static_cast<const ScaledSwiGLU&>(*window[1]),
+                                      static_cast<const GroupedLinear&>(*window[2]));
+}
+
+}  // namespace
+
+Pattern GroupedMlpPattern() {
+  return {"GroupedMLP", kKinds, Matches, Make};
+}
+
+Tensor GroupedMlp::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
+                           Saved* saved) const {
+  fc1_.CheckInput(x, extra);
+  const quant::Recipe recipe = fc1_.products().recipe();
+  const std::int64_t rows = x.dim(0);
+  Operand input = fc1_.products().Input(x, extra.split_sizes);
+  const Tensor pre = ctx.Empty({rows, fc1_.options().out_features}, x.dtype());
+  fc1_.products().Forward(ctx, recipe, input, saved != nullptr, ops::Write(pre));
+  const Tensor act = ctx.Empty({rows, fc2_.options().in_features}, x.dtype());
+  ops::SwiGluForward(ctx, pre, extra.scale, extra.split_sizes, ops::Write(act));
+  Tensor y = ctx.Empty({rows, fc2_.options().out_features}, x.dtype());
+  Operand activation = fc2_.products().Input(act, extra.split_sizes);
+  fc2_.products().Forward(ctx, recipe, activation, /*for_backward=*/false, ops::Write(y));
+  if (saved != nullptr) {
+    saved->Push<Record>(this, fc1_.name()) = {input.Save(ctx, recipe), pre, extra.scale,
+                                              extra.split_sizes, fc1_.products().version()};
+  }
+  return y;
+}
+
+Tensor GroupedMlp::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+                            Saved& saved) const {
+  const Record r = saved.Pop<Record>(this, fc1_.name());
+  fc1_.products().CheckVersion(r.version);
+  fc2_.products().CheckVersion(r.version);
+  CISTRON_CHECK(!out.bias_scale,
+                "{}: the gradient of bias_scale was asked of layers without a bias", fc1_.name());
+  const std::int64_t rows = dy.dim(0);
+  const quant::Recipe& recipe = r.x.recipe;
+  Operand gradient = fc2_.products().OutputGradient(dy, r.split_sizes);
+  const Tensor dact = ctx.Empty({rows, fc2_.options().in_features}, dy.dtype());
+  fc2_.products().Dgrad(ctx, recipe, gradient, ops::Write(dact));
+
+  const Tensor dpre = ctx.Empty(r.pre_activation.shape(), dy.dtype());
+  const Tensor act = out.weights ? ctx.Empty(dact.shape(), dy.dtype()) : Tensor();
+  ops::SwiGluBackward(ctx, dact, r.pre_activation, r.scale, r.split_sizes, ops::Write(dpre),
+                      out.scale, act ? ops::Write(act) : ops::Output{});
+  Operand pre_gradient = fc1_.products().OutputGradient(dpre, r.split_sizes);
+  if (out.weights) {
+    Operand activation = fc2_.products().Input(act, r.split_sizes);
+    fc2_.products().Wgrad(ctx, gradient, activation.Save(ctx, recipe));
+    fc1_.products().Wgrad(ctx, pre_gradient, r.x);
+  }
+  if (!out.input) return {};
+  Tensor dx = ctx.Empty({rows, fc1_.options().in_features}, dy.dtype());
+  fc1_.products().Dgrad(ctx, recipe, pre_gradient, ops::Write(dx));
+  return dx;
+}
+
+}  // namespace cistron::nn::fuse

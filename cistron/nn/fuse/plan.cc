@@ -1,0 +1,169 @@
+#include "cistron/nn/fuse/plan.h"
+
+#include <algorithm>
+
+#include "cistron/base/error.h"
+
+namespace cistron::nn::fuse {
+namespace {
+
+// Ops of `window` whose kinds are those of the pattern, from the first on.
+std::size_t MatchingKinds(const Pattern& p, Window window) {
+  std::size_t n = 0;
+  while (n < p.kinds.size() && n < window.size() && window[n]->kind() == p.kinds[n]) ++n;
+  return n;
+}
+
+std::string Join(std::span<const std::string_view> kinds) {
+  std::string text;
+  for (const std::string_view kind : kinds) text += (text.empty() ? "" : " → ") + std::string(kind);
+  return text;
+}
+
+// Why a pattern whose kinds are nowhere in a row does not fire: the op that ends the longest start.
+Verdict NoWindow(const Pattern& p, Window ops) {
+  std::size_t best = 0, at = 0;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const std::size_t n = MatchingKinds(p, ops.subspan(i));
+    if (n > best) {
+      best = n;
+      at = i;
+    }
+  }
+  const std::string wanted = Join(p.kinds);
+  if (best == 0) {
+    return Verdict::Refuses("Sequential", fmt::format("no op begins {}", wanted),
+                            "nothing, unless such layers were meant to be there");
+  }
+  if (at + best == ops.size()) {
+    return Verdict::Refuses(
+        ops[at + best - 1]->name(),
+        fmt::format("the ops end here, {} wants {} next", wanted, p.kinds[best]),
+        fmt::format("put a {} behind it", p.kinds[best]));
+  }
+  const BasicOp& op = *ops[at + best];
+  return Verdict::Refuses(
+      op.name(), fmt::format("it is a {}, where {} wants {}", op.kind(), wanted, p.kinds[best]),
+      fmt::format("put a {} in its place", p.kinds[best]));
+}
+
+// Applies one list to the ops that are still free in `taken`; returns the steps.
+std::vector<PlanStep> Apply(std::span<const Pattern> patterns, const char* direction, Window ops,
+                            const PlanKey& key, std::vector<bool>& taken,
+                            std::vector<Refusal>& refusals) {
+  std::vector<PlanStep> steps;
+  for (const Pattern& p : patterns) {
+    bool fired = false;
+    std::vector<Refusal> refused;
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const std::size_t n = p.kinds.size();
+      if (MatchingKinds(p, ops.subspan(i)) < n) continue;
+      if (std::find(taken.begin() + static_cast<std::ptrdiff_t>(i),
+                    taken.begin() + static_cast<std::ptrdiff_t>(i + n),
+                    true) != taken.begin() + static_cast<std::ptrdiff_t>(i + n)) {
+        continue;  // a pattern before this one has it
+      }
+      const Window window = ops.subspan(i, n);
+      Verdict verdict = key.fuse ? p.matches(window, std::span(key.recipes).subspan(i, n), key)
+                                 : Verdict::Refuses(window[0]->name(), "fusion is switched off",
+                                                    "call EnableFusion(true)");
+      if (!verdict.fires) {
+        refused.push_back({p.name, direction, std::move(verdict), /*kinds_match=*/true});
+        continue;
+      }
+      steps.push_back({i, i + n, p.make(window)});
+      std::fill_n(taken.begin() + static_cast<std::ptrdiff_t>(i), n, true);
+      fired = true;
+    }
+    if (!fired && refused.empty()) {
+      const bool elsewhere = std::find(taken.begin(), taken.end(), true) != taken.end();
+      refused.push_back({p.name, direction,
+                         elsewhere
+                             ? Verdict::Refuses("Sequential", "a pattern before it took the ops",
+                                                "nothing: that one does more")
+                             : NoWindow(p, ops),
+                         /*kinds_match=*/false});
+    }
+    refusals.insert(refusals.end(), refused.begin(), refused.end());
+  }
+  return steps;
+}
+
+// Adds a step for every op that no step has, and sorts.
+void Complete(std::vector<PlanStep>& steps, const std::vector<bool>& taken) {
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    if (!taken[i]) steps.push_back({i, i + 1, nullptr});
+  }
+  std::sort(steps.begin(), steps.end(),
+            [](const PlanStep& a, const PlanStep& b) { return a.begin < b.begin; });
+}
+
+std::string StepText(const PlanStep& step, Window ops) {
+  std::string inner;
+  for (std::size_t i = step.begin; i < step.end; ++i) {
+    inner += fmt::format("{}{} {}", inner.empty() ? "" : " → ", ops[i]->kind(), ops[i]->name());
+  }
+  return step.fused ? fmt::format("{} = {}", step.fused->name(), inner) : inner;
+}
+
+}  // namespace
+
+Plan MakePlan(Window ops, const PlanKey& key) {
+  CISTRON_INVARIANT(key.recipes.size() == ops.size(), "fuse: {} recipes for {} ops",
+                    key.recipes.size(), ops.size());
+  Plan plan{key, {}, {}, {}};
+  std::vector<bool> joint(ops.size());
+  plan.forward = Apply(JointPatterns(), "joint", ops, key, joint, plan.refusals);
+  for (PlanStep& step : plan.forward) step.joint = true;
+  plan.backward = plan.forward;
+  const auto finish = [&](std::span<const Pattern> patterns, const char* direction,
+                          std::vector<PlanStep>& steps) {
+    std::vector<bool> taken = joint;
+    const auto more = Apply(patterns, direction, ops, key, taken, plan.refusals);
+    steps.insert(steps.end(), more.begin(), more.end());
+    Complete(steps, taken);
+  };
+  finish(ForwardPatterns(), "forward", plan.forward);
+  finish(BackwardPatterns(), "backward", plan.backward);
+  CheckExpands(plan, ops.size());
+  return plan;
+}
+
+void CheckExpands(const Plan& plan, std::size_t num_ops) {
+  for (const auto* steps : {&plan.forward, &plan.backward}) {
+    std::size_t at = 0;
+    for (const PlanStep& step : *steps) {
+      CISTRON_INVARIANT(
+          step.begin == at && step.end > step.begin && (step.fused || step.end == step.begin + 1),
+          "fuse: a step covers ops {} to {} where op {} is next", step.begin, step.end, at);
+      at = step.end;
+      if (!step.joint) continue;
+      const auto& other = steps == &plan.forward ? plan.backward : plan.forward;
+      const bool there = std::any_of(other.begin(), other.end(), [&](const PlanStep& s) {
+        return s.begin == step.begin && s.end == step.end && s.fused == step.fused;
+      });
+      CISTRON_INVARIANT(there, "fuse: joint step {} to {} stands in one direction only", step.begin,
+                        step.end);
+    }
+    CISTRON_INVARIANT(at == num_ops, "fuse: the plan covers {} of {} ops", at, num_ops);
+  }
+}
+
+std::string Describe(const Plan& plan, Window ops) {
+  std::string text;
+  const auto add = [&](const char* title, const std::vector<PlanStep>& steps) {
+    text += title;
+    for (const PlanStep& step : steps) text += "  " + StepText(step, ops) + "\n";
+  };
+  add("forward:\n", plan.forward);
+  if (plan.key.training) add("backward (last to first):\n", plan.backward);
+  if (plan.refusals.empty()) return text;
+  text += "did not fire:\n";
+  for (const Refusal& r : plan.refusals) {
+    text += fmt::format("  {} ({}): {}: {}; remedy: {}\n", r.pattern, r.direction, r.verdict.op,
+                        r.verdict.reason, r.verdict.remedy);
+  }
+  return text;
+}
+
+}  // namespace cistron::nn::fuse

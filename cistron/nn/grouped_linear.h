@@ -1,0 +1,87 @@
+// GroupedLinear: one linear layer a group (expert) over ragged rows.
+//
+//   y[r] = x[r] · w[e]ᵀ + bias_scale[r] · bias[e]       r in group e; bias_scale 1 unless
+//   scaled_bias
+// Backward: dx = dy · w[e];  dw[e] = dyᵀ · x;  dbias[e] = Σ_r bias_scale[r]·dy[r];
+//   d(bias_scale)[r] = ⟨dy[r], bias[e]⟩
+// Any counts, empty groups included; rows beyond the sum of split_sizes are left alone.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cistron/nn/basic_op.h"
+#include "cistron/nn/weight_products.h"
+
+namespace cistron::nn {
+
+struct GroupedLinearOptions {
+  std::int64_t num_groups = 0;    // E
+  std::int64_t in_features = 0;   // K
+  std::int64_t out_features = 0;  // N
+  bool bias = false;              // [E, N]
+  bool scaled_bias = false;       // the bias is multiplied by bias_scale, one factor a row
+  // Equal parts of the output that quantisation blocks apart: 2 where it is [gate | up].
+  std::int64_t out_parts = 1;
+  // Weight gradients wait for ComputeWeightGradients, so that what depends on dx can go first.
+  bool delay_weight_gradients = false;
+  // Names of the weight [E, N, K] and of the bias.
+  std::string name = "grouped_linear.weight";
+  std::string bias_name = "grouped_linear.bias";
+  // Where the parameters live; null: in a store of the op's own, of `dtype`, drawn from
+  // normal(0, init_std) of the stream (seed, name).
+  ParameterStore* store = nullptr;
+  DType dtype = DType::kF32;
+  std::uint64_t seed = 0;
+  double init_std = 0.02;
+};
+
+class GroupedLinear final : public BasicOp {
+ public:
+  explicit GroupedLinear(const GroupedLinearOptions& options);
+
+  std::string_view kind() const override { return "GroupedLinear"; }
+  std::span<const std::string_view> extra_inputs() const override {
+    static constexpr std::string_view kInputs[] = {"split_sizes", "bias_scale"};
+    return std::span(kInputs).first(options_.scaled_bias ? 2 : 1);
+  }
+  const std::string& name() const override { return options_.name; }
+  const GroupedLinearOptions& options() const { return options_; }
+  const WeightProducts& products() const { return *products_; }
+
+  // x [M, K] → [M, N]; needs split_sizes, and bias_scale where scaled_bias is set.
+  Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
+                 Saved* saved) const override;
+  Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+                  Saved& saved) const override;
+
+  // The weight gradients that were delayed, in the order of their backward passes.
+  void ComputeWeightGradients(const ops::Context& ctx) const;
+
+  // The store of the op's own; null when it was given one.
+  LocalParameterStore* own_store() const { return own_store_.get(); }
+  // Throws, naming the op, unless x and split_sizes are what it takes.
+  void CheckInput(const Tensor& x, const ExtraInputs& extra) const;
+
+ private:
+  struct Record {
+    SavedOperand x;
+    Tensor split_sizes, bias_scale;
+    std::uint64_t version = 0;
+    std::int64_t bytes() const { return x.bytes(); }
+  };
+  struct Delayed {
+    Operand dy;
+    SavedOperand x;
+  };
+
+  GroupedLinearOptions options_;
+  std::unique_ptr<LocalParameterStore> own_store_;
+  ParameterStore* store_;
+  ParameterId bias_ = -1;
+  std::unique_ptr<WeightProducts> products_;
+  std::unique_ptr<std::vector<Delayed>> delayed_;
+};
+
+}  // namespace cistron::nn

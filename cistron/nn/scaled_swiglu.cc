@@ -1,0 +1,25 @@
+#include "cistron/nn/scaled_swiglu.h"
+
+#include "cistron/ops/activation/activation.h"
+
+namespace cistron::nn {
+
+Tensor ScaledSwiGLU::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
+                             Saved* saved) const {
+  CISTRON_CHECK(x && x.rank() == 2 && x.dim(1) % 2 == 0, "{}: x is {}, expected [M, 2F]", name_,
+                Describe(x));
+  Tensor y = ctx.Empty({x.dim(0), x.dim(1) / 2}, x.dtype());
+  ops::SwiGluForward(ctx, x, extra.scale, extra.split_sizes, ops::Write(y));
+  if (saved != nullptr) saved->Push<Record>(this, name_) = {x, extra.scale, extra.split_sizes};
+  return y;
+}
+
+Tensor ScaledSwiGLU::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+                              Saved& saved) const {
+  const Record r = saved.Pop<Record>(this, name_);
+  Tensor dx = ctx.Empty(r.x.shape(), dy.dtype());
+  ops::SwiGluBackward(ctx, dy, r.x, r.scale, r.split_sizes, ops::Write(dx), out.scale, {});
+  return dx;
+}
+
+}  // namespace cistron::nn

@@ -1,0 +1,367 @@
+// Sequential, its ops and the fuser: fused against unfused bit for bit, gradients against central
+// differences, plans, refusals, and what Saved refuses.
+#include "cistron/nn/sequential.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <memory>
+
+#include "cistron/check/compare.h"
+#include "cistron/nn/grouped_linear.h"
+#include "cistron/nn/linear.h"
+#include "cistron/nn/scaled_swiglu.h"
+#include "cistron/ops/split_sizes.h"
+#include "cistron/quant/autocast.h"
+#include "cistron/testing/gradient_check.h"
+#include "cistron/testing/poison.h"
+#include "cistron/testing/random.h"
+
+namespace cistron::nn {
+namespace {
+
+using testing::Agrees;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::ThrowsMessage;
+
+constexpr std::int64_t kHidden = 40, kFfn = 48;
+
+const quant::Recipe kRecipes[] = {quant::BF16{},
+                                  quant::DelayedScaling{},
+                                  quant::Float8CurrentScaling{},
+                                  quant::Float8BlockScaling{},
+                                  quant::MXFP8BlockScaling{},
+                                  quant::MXFP8BlockScaling{.weights_2d = true}};
+
+// An expert MLP with a store of its own.
+struct Experts {
+  explicit Experts(std::int64_t groups, DType dtype = DType::kF32, GroupedLinearOptions first = {},
+                   GroupedLinearOptions second = {})
+      : store(ops::Context(), dtype) {
+    first.num_groups = second.num_groups = groups;
+    first.in_features = second.out_features = kHidden;
+    first.out_features = 2 * kFfn;
+    if (second.in_features == 0) second.in_features = kFfn;
+    first.out_parts = 2;
+    first.name = "gate_up";
+    first.bias_name = "gate_up_bias";
+    second.name = "down";
+    second.bias_name = "down_bias";
+    first.store = second.store = &store;
+    layers.Append(std::make_unique<GroupedLinear>(first));
+    layers.Append(std::make_unique<ScaledSwiGLU>());
+    layers.Append(std::make_unique<GroupedLinear>(second));
+    store.Initialize(7, 0.3);
+    for (auto& p : store.parameters()) {  // biases are drawn too, so that they matter
+      testing::FillNormal(p.master, p.spec.name, 0.3);
+      if (p.value.raw() != p.master.raw()) Convert(p.master, p.value);
+    }
+    store.MarkChanged();
+  }
+  LocalParameterStore store;
+  Sequential layers;
+};
+
+struct Pass {
+  Tensor y, dx, dscale;
+  std::vector<Tensor> gradients;
+  std::int64_t saved_bytes = 0;
+};
+
+// `accumulate`: two passes one after another, gradients added.
+Pass TrainPass(Experts& e, const Tensor& x, const Tensor& counts, const Tensor& scale,
+               const Tensor& dy, bool accumulate = false) {
+  const ops::Context ctx;
+  Pass p;
+  e.store.ZeroGradients();
+  for (auto& parameter : e.store.parameters()) {
+    if (parameter.grad) FillPoison(parameter.grad);
+  }
+  for (int i = 0; i < (accumulate ? 2 : 1); ++i) {
+    Saved saved;
+    p.y = e.layers.Forward(ctx, x, {.split_sizes = counts, .scale = scale}, &saved);
+    p.saved_bytes = saved.bytes();
+    p.dscale = ctx.Empty({x.dim(0)}, ComputeType(x.dtype()));
+    p.dx = e.layers.Backward(ctx, dy, {.scale = ops::Write(p.dscale)}, saved);
+    EXPECT_TRUE(saved.empty());
+  }
+  for (const auto& parameter : e.store.parameters()) p.gradients.push_back(parameter.grad.Clone());
+  return p;
+}
+
+std::vector<std::vector<std::int64_t>> Counts() {
+  return {{0, 1, 7, 33}, {0, 0, 129, 0}, {32, 32, 32, 32}, {0, 0, 0, 0}, {17, 60, 5, 44}};
+}
+
+TEST(GroupedMlp, EqualsItsOpsBitForBitInEveryRecipe) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const quant::Recipe& recipe : kRecipes) {
+      for (const auto& counts : Counts()) {
+        for (const bool accumulate : {false, true}) {
+          SCOPED_TRACE(fmt::format("{} {} counts {} accumulate {}", Name(dtype),
+                                   quant::Name(recipe), ::testing::PrintToString(counts),
+                                   accumulate));
+          std::int64_t used = 0;
+          for (const std::int64_t n : counts) used += n;
+          const Tensor splits = Tensor::FromSpan<std::int64_t>({4}, counts);
+          const auto input = [&](const Shape& shape, DType type, const char* name) {
+            return testing::Pad(testing::Normal(shape, type, name), 3).whole;
+          };
+          const Tensor x = input({used, kHidden}, dtype, "x");
+          const Tensor scale = input({used}, DType::kF32, "scale");
+          const Tensor dy = input({used, kHidden}, dtype, "dy");
+          Experts fused(4, dtype), unfused(4, dtype);
+          unfused.layers.EnableFusion(false);
+          quant::ScalingStates states, other_states;
+          Pass a, b;
+          {
+            const quant::Autocast scope(recipe, {.states = &states});
+            ASSERT_EQ(fused.layers.MakePlan(ops::Context(), dtype, true).forward.size(), 1u);
+            a = TrainPass(fused, x, splits, scale, dy, accumulate);
+          }
+          {
+            const quant::Autocast scope(recipe, {.states = &other_states});
+            ASSERT_EQ(unfused.layers.MakePlan(ops::Context(), dtype, true).forward.size(), 3u);
+            b = TrainPass(unfused, x, splits, scale, dy, accumulate);
+          }
+          const auto rows = [&](const Tensor& t) { return t.Slice(0, 0, used); };
+          EXPECT_TRUE(Agrees(check::CompareBitwise("y", rows(a.y), rows(b.y))));
+          EXPECT_TRUE(Agrees(check::CompareBitwise("dx", rows(a.dx), rows(b.dx))));
+          EXPECT_TRUE(Agrees(check::CompareBitwise("dscale", rows(a.dscale), rows(b.dscale))));
+          for (std::size_t i = 0; i < a.gradients.size(); ++i) {
+            EXPECT_TRUE(testing::IsFinite(a.gradients[i]));
+            EXPECT_TRUE(Agrees(check::CompareBitwise(fused.store.parameters()[i].spec.name,
+                                                     a.gradients[i], b.gradients[i])));
+          }
+          if (used > 0) {
+            EXPECT_LT(a.saved_bytes, b.saved_bytes);
+          }
+        }
+      }
+    }
+  }
+}
+
+// ⟨dy, y⟩ as a function of every input and parameter, in fp64.
+TEST(GroupedMlp, GradientsAgreeWithCentralDifferences) {
+  for (const bool fuse : {true, false}) {
+    for (const bool bias : {false, true}) {
+      SCOPED_TRACE(fmt::format("fuse {} bias {}", fuse, bias));
+      Experts e(3, DType::kF64, {.bias = bias}, {.bias = bias, .scaled_bias = bias});
+      e.layers.EnableFusion(fuse);
+      const ops::Context ctx;
+      const Tensor counts =
+          Tensor::FromSpan<std::int64_t>({3}, std::array<std::int64_t, 3>{2, 0, 3});
+      const Tensor x = testing::Normal({5, kHidden}, DType::kF64, "x");
+      const Tensor scale = testing::Uniform({5}, DType::kF64, "scale", 0.2, 1.0);
+      const Tensor dy = testing::Normal({5, kHidden}, DType::kF64, "dy");
+      const ExtraInputs extra{
+          .split_sizes = counts, .scale = scale, .bias_scale = bias ? scale : Tensor()};
+      const auto value = [&] {
+        const Tensor y = e.layers.Forward(ctx, x, extra, nullptr);
+        double sum = 0;
+        for (std::int64_t i = 0; i < y.numel(); ++i) {
+          sum += y.data<double>()[i] * dy.data<double>()[i];
+        }
+        return sum;
+      };
+      Saved saved;
+      e.layers.Forward(ctx, x, extra, &saved);
+      const Tensor dscale = ctx.Empty({5}, DType::kF64), dbias_scale = ctx.Empty({5}, DType::kF64);
+      BackwardOutputs out{.scale = ops::Write(dscale)};
+      if (bias) out.bias_scale = ops::Write(dbias_scale);
+      const Tensor dx = e.layers.Backward(ctx, dy, out, saved);
+      // |dy·y| summed: what the roundings of f are relative to.
+      double magnitude = 0;
+      const Tensor y = e.layers.Forward(ctx, x, extra, nullptr);
+      for (std::int64_t i = 0; i < y.numel(); ++i) {
+        magnitude += std::abs(y.data<double>()[i] * dy.data<double>()[i]);
+      }
+      if (bias) {  // one tensor is both
+        for (std::int64_t i = 0; i < 5; ++i)
+          dscale.data<double>()[i] += dbias_scale.data<double>()[i];
+      }
+      const auto check = [&](const std::string& name, const Tensor& t, const Tensor& gradient) {
+        EXPECT_TRUE(
+            Agrees(testing::CheckGradient(name, value, t, gradient, {.magnitude = magnitude})));
+      };
+      check("x", x, dx);
+      check("scale", scale, dscale);
+      for (const auto& p : e.store.parameters()) check(p.spec.name, p.value, p.grad);
+    }
+  }
+}
+
+TEST(Fuser, RefusalsNameOpReasonAndRemedy) {
+  const auto explain = [](GroupedLinearOptions first, GroupedLinearOptions second,
+                          const quant::AutocastOptions& options = {}) {
+    Experts e(2, DType::kF32, first, second);
+    const quant::Autocast scope(quant::MXFP8BlockScaling{}, options);
+    const fuse::Plan plan = e.layers.MakePlan(ops::Context(), DType::kF32, true);
+    EXPECT_EQ(plan.forward.size(), 3u);
+    EXPECT_EQ(plan.backward.size(), 3u);
+    return e.layers.Explain(ops::Context(), DType::kF32);
+  };
+  EXPECT_THAT(explain({.bias = true}, {}),
+              HasSubstr("gate_up: it has a bias; remedy: build it with bias = false"));
+  EXPECT_THAT(explain({}, {.delay_weight_gradients = true}),
+              HasSubstr("down: its weight gradients are delayed"));
+  EXPECT_THAT(explain({}, {.in_features = 32}),
+              HasSubstr("down: 2 groups of 32 → 40 do not follow"));
+  EXPECT_THAT(explain({}, {}, {.high_precision = {.patterns = {"down"}}}),
+              HasSubstr("its recipe is BF16, that of gate_up is MXFP8BlockScaling"));
+}
+
+TEST(Fuser, PatternThatIsNotThereSaysWhichOpEndsIt) {
+  LocalParameterStore store(ops::Context(), DType::kF32);
+  Sequential layers;
+  EXPECT_THAT(layers.Explain(ops::Context(), DType::kF32), HasSubstr("no op begins"));
+  layers.Append(std::make_unique<GroupedLinear>(GroupedLinearOptions{
+      .num_groups = 2, .in_features = 8, .out_features = 16, .name = "first", .store = &store}));
+  EXPECT_THAT(layers.Explain(ops::Context(), DType::kF32),
+              HasSubstr("first: the ops end here, GroupedLinear → ScaledSwiGLU → GroupedLinear "
+                        "wants ScaledSwiGLU next"));
+  layers.Append(std::make_unique<Linear>(store, "other", 8, 16));
+  EXPECT_THAT(layers.Explain(ops::Context(), DType::kF32), HasSubstr("other: it is a Linear"));
+}
+
+TEST(Fuser, PlanChangesWithRecipeAndExpandsToTheOps) {
+  Experts e(2);
+  const ops::Context ctx;
+  EXPECT_THAT(e.layers.Explain(ctx, DType::kF32),
+              AllOf(HasSubstr("GroupedMLP = GroupedLinear gate_up → ScaledSwiGLU scaled_swiglu → "
+                              "GroupedLinear down"),
+                    Not(HasSubstr("did not fire"))));
+  const quant::Autocast scope(quant::MXFP8BlockScaling{},
+                              {.high_precision = {.patterns = {"down"}}});
+  EXPECT_EQ(e.layers.MakePlan(ctx, DType::kF32, true).forward.size(), 3u);
+  fuse::Plan plan = e.layers.MakePlan(ctx, DType::kF32, true);
+  EXPECT_NO_THROW(fuse::CheckExpands(plan, 3));
+  plan.backward.pop_back();
+  EXPECT_THROW(fuse::CheckExpands(plan, 3), Error);
+}
+
+TEST(Fuser, StrictMakesARefusalAnError) {
+  Experts e(2, DType::kF32, {.bias = true});
+  const Tensor x = testing::Normal({4, kHidden}, DType::kF32, "x");
+  const ExtraInputs extra{
+      .split_sizes = Tensor::FromSpan<std::int64_t>({2}, std::array<std::int64_t, 2>{1, 3})};
+  EXPECT_NO_THROW(e.layers.Forward(ops::Context(), x, extra, nullptr));
+  EXPECT_THAT([&] { e.layers.Forward(ops::Context().WithStrict(), x, extra, nullptr); },
+              ThrowsMessage<Error>(HasSubstr("GroupedMLP does not fire: gate_up: it has a bias")));
+}
+
+class SavedState : public ::testing::Test {
+ protected:
+  Saved Forward(Experts& e) {
+    Saved saved;
+    e.layers.Forward(ctx_, x_, {.split_sizes = counts_}, &saved);
+    return saved;
+  }
+  ops::Context ctx_;
+  Tensor x_ = testing::Normal({4, kHidden}, DType::kF32, "x");
+  Tensor counts_ = Tensor::FromSpan<std::int64_t>({2}, std::array<std::int64_t, 2>{1, 3});
+};
+
+TEST_F(SavedState, IsConsumedOnceByItsOwner) {
+  Experts e(2), other(2);
+  Saved saved = Forward(e);
+  EXPECT_THAT([&] { other.layers.Backward(ctx_, x_, {}, saved); },
+              ThrowsMessage<Error>(HasSubstr("belongs to")));
+  e.layers.Backward(ctx_, x_, {}, saved);
+  EXPECT_THAT([&] { e.layers.Backward(ctx_, x_, {}, saved); },
+              ThrowsMessage<Error>(HasSubstr("twice")));
+}
+
+TEST_F(SavedState, IsOfTheParametersOfItsForward) {
+  for (const bool fuse : {true, false}) {
+    Experts e(2);
+    e.layers.EnableFusion(fuse);
+    Saved saved = Forward(e);
+    e.store.Initialize(3, 0.1);
+    EXPECT_THAT([&] { e.layers.Backward(ctx_, x_, {}, saved); },
+                ThrowsMessage<Error>(HasSubstr("parameters changed")));
+  }
+}
+
+TEST_F(SavedState, SeveralForwardsMayBeInFlight) {
+  Experts e(2);
+  Saved first = Forward(e), second = Forward(e);
+  const Tensor a = e.layers.Backward(ctx_, x_, {}, first);
+  const Tensor b = e.layers.Backward(ctx_, x_, {}, second);
+  EXPECT_TRUE(Agrees(check::CompareBitwise("dx", a, b)));
+}
+
+TEST(GroupedLinear, DelayedWeightGradientsAreTheSame) {
+  const ops::Context ctx;
+  const Tensor x = testing::Normal({9, 16}, DType::kF32, "x");
+  const Tensor dy = testing::Normal({9, 24}, DType::kF32, "dy");
+  const Tensor counts = Tensor::FromSpan<std::int64_t>({2}, std::array<std::int64_t, 2>{4, 5});
+  const auto gradient = [&](bool delay) {
+    const GroupedLinear layer(
+        {.num_groups = 2, .in_features = 16, .out_features = 24, .delay_weight_gradients = delay});
+    for (int i = 0; i < 2; ++i) {
+      Saved saved;
+      layer.Forward(ctx, x, {.split_sizes = counts}, &saved);
+      layer.Backward(ctx, dy, {}, saved);
+    }
+    EXPECT_EQ(layer.own_store()->parameters()[0].has_grad, !delay);
+    layer.ComputeWeightGradients(ctx);
+    return layer.own_store()->parameters()[0].grad;
+  };
+  EXPECT_TRUE(Agrees(check::CompareBitwise("dw", gradient(true), gradient(false))));
+}
+
+TEST(GroupedLinear, BadInputNamesOpAndValues) {
+  const GroupedLinear layer({.num_groups = 2, .in_features = 16, .out_features = 24, .name = "fc"});
+  const ops::Context ctx;
+  const Tensor x = testing::Normal({9, 16}, DType::kF32, "x");
+  const auto run = [&](const Tensor& input, std::vector<std::int64_t> counts) {
+    return [&layer, &ctx, input, counts] {
+      layer.Forward(ctx, input,
+                    {.split_sizes = Tensor::FromSpan<std::int64_t>(
+                         {static_cast<std::int64_t>(counts.size())}, counts)},
+                    nullptr);
+    };
+  };
+  EXPECT_THAT(run(testing::Normal({9, 8}, DType::kF32, "x"), {4, 5}),
+              ThrowsMessage<Error>(AllOf(HasSubstr("fc"), HasSubstr("[M, 16]"))));
+  EXPECT_THAT(run(x, {4, 5, 0}), ThrowsMessage<Error>(HasSubstr("split_sizes")));
+  EXPECT_THAT(run(x, {4, -5}), ThrowsMessage<Error>(HasSubstr("split_sizes[1] = -5 is negative")));
+  EXPECT_THAT(run(x, {4, 6}), ThrowsMessage<Error>(HasSubstr("sum to more than the 9 rows")));
+}
+
+TEST(Sequential, ExtraInputsThatNoOpTakesAreRefused) {
+  Experts e(2);
+  const Tensor x = testing::Normal({4, kHidden}, DType::kF32, "x");
+  EXPECT_THAT([&] { e.layers.Forward(ops::Context(), x, {.bias_scale = x}, nullptr); },
+              ThrowsMessage<Error>(HasSubstr("bias_scale was given, but no op takes it")));
+}
+
+// Weights are quantised once an update, however many micro-batches use them.
+TEST(ParameterStore, QuantisesAWeightOnceForEachChange) {
+  Experts e(2);
+  const quant::Recipe recipe = quant::MXFP8BlockScaling{};
+  const Tensor first = e.store.AcquireQuantized(0, recipe).rowwise.codes;
+  EXPECT_EQ(e.store.AcquireQuantized(0, recipe).rowwise.codes.raw(), first.raw());
+  const Tensor before = first.Clone();
+  testing::FillNormal(e.store.parameters()[0].master, "changed");
+  e.store.MarkChanged();
+  const Tensor after = e.store.AcquireQuantized(0, recipe).rowwise.codes;
+  EXPECT_FALSE(check::CompareBitwise("codes", after, before));
+}
+
+// TRAPS: quantising loses nothing of the masters.
+TEST(ParameterStore, MastersKeepTheBitsThatQuantisationDrops) {
+  Experts e(2);
+  const Tensor before = e.store.parameters()[0].master.Clone();
+  e.store.AcquireQuantized(0, quant::MXFP8BlockScaling{});
+  EXPECT_TRUE(Agrees(check::CompareBitwise("master", e.store.parameters()[0].master, before)));
+}
+
+}  // namespace
+}  // namespace cistron::nn

@@ -1,0 +1,73 @@
+#include "cistron/nn/weight_products.h"
+
+#include "cistron/ops/gemm/gemm.h"
+#include "cistron/ops/grouped_gemm/grouped_gemm.h"
+#include "cistron/ops/quantized_gemm/quantized_gemm.h"
+#include "cistron/quant/autocast.h"
+
+namespace cistron::nn {
+
+using ops::Transpose;
+
+quant::Recipe WeightProducts::recipe() const {
+  return quant::RecipeFor(name());
+}
+
+void WeightProducts::CheckVersion(std::uint64_t version_of_forward) const {
+  CISTRON_CHECK(version_of_forward == version(),
+                "{}: the parameters changed after the forward pass that this backward belongs to; "
+                "run backward before the optimiser's update",
+                name());
+}
+
+Operand WeightProducts::Input(const Tensor& x, const Tensor& split_sizes) const {
+  return {x, split_sizes, quant::TensorRole::kInput, name()};
+}
+
+Operand WeightProducts::OutputGradient(const Tensor& dy, const Tensor& split_sizes) const {
+  return {dy, split_sizes, quant::TensorRole::kOutputGradient, name(),
+          store_->spec(weight_).row_parts};
+}
+
+void WeightProducts::Forward(const ops::Context& ctx, const quant::Recipe& recipe, Operand& x,
+                             bool for_backward, const ops::Output& y) const {
+  if (quant::Quantizes(recipe)) {
+    const QuantizedTensor& q = x.Quantized(ctx, recipe, for_backward);
+    return ops::QuantizedGemmForward(ctx, q, store_->AcquireQuantized(weight_, recipe), y);
+  }
+  const AcquiredWeight w(*store_, weight_);
+  if (grouped()) {
+    ops::GroupedGemmForward(ctx, {x.tensor(), x.split_sizes()}, w.tensor(), y);
+  } else {
+    ops::Gemm(ctx, x.tensor(), Transpose::kNo, w.tensor(), Transpose::kYes, y);
+  }
+}
+
+void WeightProducts::Dgrad(const ops::Context& ctx, const quant::Recipe& recipe, Operand& dy,
+                           const ops::Output& dx) const {
+  if (quant::Quantizes(recipe)) {
+    const QuantizedTensor& q = dy.Quantized(ctx, recipe, /*columnwise=*/true);
+    return ops::QuantizedGemmDgrad(ctx, q, store_->AcquireQuantized(weight_, recipe), dx);
+  }
+  const AcquiredWeight w(*store_, weight_);
+  if (grouped()) {
+    ops::GroupedGemmDgrad(ctx, {dy.tensor(), dy.split_sizes()}, w.tensor(), dx);
+  } else {
+    ops::Gemm(ctx, dy.tensor(), Transpose::kNo, w.tensor(), Transpose::kNo, dx);
+  }
+}
+
+void WeightProducts::Wgrad(const ops::Context& ctx, Operand& dy, const SavedOperand& x) const {
+  const ops::Output dw = store_->GradientOutput(weight_);
+  if (quant::Quantizes(x.recipe)) {
+    return ops::QuantizedGemmWgrad(ctx, dy.Quantized(ctx, x.recipe, /*columnwise=*/true),
+                                   x.quantized, dw);
+  }
+  if (grouped()) {
+    ops::GroupedGemmWgrad(ctx, {dy.tensor(), dy.split_sizes()}, {x.tensor, dy.split_sizes()}, dw);
+  } else {
+    ops::Gemm(ctx, dy.tensor(), Transpose::kYes, x.tensor, Transpose::kNo, dw);
+  }
+}
+
+}  // namespace cistron::nn

@@ -1,0 +1,43 @@
+// WeightProducts: the three products of a linear layer's weight, dense or one a group (expert), in
+// the model's dtype or in the recipe in force.
+//
+//   Forward  y = x · wᵀ      Dgrad  dx = dy · w      Wgrad  dw (= or +=) dyᵀ · x
+#pragma once
+
+#include "cistron/nn/operand.h"
+#include "cistron/nn/parameter.h"
+
+namespace cistron::nn {
+
+class WeightProducts {
+ public:
+  // `weight` is [N, K], or [E, N, K] for operands with split_sizes.
+  WeightProducts(ParameterStore& store, ParameterId weight) : store_(&store), weight_(weight) {}
+
+  // The recipe in force for the layer, quant::RecipeFor its parameter's name.
+  quant::Recipe recipe() const;
+  const std::string& name() const { return store_->spec(weight_).name; }
+  const ParameterSpec& spec() const { return store_->spec(weight_); }
+  // Backward must see the weights of its forward: record version() there, and check it.
+  std::uint64_t version() const { return store_->version(); }
+  void CheckVersion(std::uint64_t version_of_forward) const;
+  // Wrappers of an input and of an output's gradient, quantised as this weight needs them.
+  Operand Input(const Tensor& x, const Tensor& split_sizes) const;
+  Operand OutputGradient(const Tensor& dy, const Tensor& split_sizes) const;
+
+  // `for_backward`: x will be saved, so that its column-wise copy is made in the same pass.
+  void Forward(const ops::Context& ctx, const quant::Recipe& recipe, Operand& x, bool for_backward,
+               const ops::Output& y) const;
+  void Dgrad(const ops::Context& ctx, const quant::Recipe& recipe, Operand& dy,
+             const ops::Output& dx) const;
+  // The gradient goes to the store.
+  void Wgrad(const ops::Context& ctx, Operand& dy, const SavedOperand& x) const;
+
+ private:
+  bool grouped() const { return store_->spec(weight_).shape.rank() == 3; }
+
+  ParameterStore* store_;
+  ParameterId weight_;
+};
+
+}  // namespace cistron::nn
