@@ -320,6 +320,7 @@ TEST(GroupedTasks, CoverAndBalance) {
     for (const int threads : {1, 2, 3, 16, 64}) {
       const auto tasks = internal::PlanGroupTasks(products, threads);
       std::vector<std::vector<int>> covered;
+      covered.reserve(products.size());
       for (const GroupProduct& p : products) {
         covered.emplace_back(static_cast<std::size_t>(p.m * p.n), 0);
       }

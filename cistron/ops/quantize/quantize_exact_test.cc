@@ -165,8 +165,9 @@ Tensor MixedValues(const Shape& shape, DType dtype) {
   const RandomStream stream(testing::TestSeed(), "special");
   const std::int64_t cols = std::max<std::int64_t>(1, shape[shape.rank() - 1]);
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  constexpr float kSpecial[] = {0.0f,      -0.0f,      kInf,        -kInf,   std::nanf(""),
-                                0x1p-149f, -0x1p-127f, 0x1.8p-126f, 3.4e38f, -0x1.fffffep127f};
+  constexpr float kSpecial[] = {
+      0.0f,      -0.0f,      kInf,        -kInf,   std::numeric_limits<float>::quiet_NaN(),
+      0x1p-149f, -0x1p-127f, 0x1.8p-126f, 3.4e38f, -0x1.fffffep127f};
   for (std::int64_t i = 0; i < t.numel(); ++i) {
     const auto draw = static_cast<std::uint64_t>(i);
     const std::int64_t region = i / cols / 16 * 64 + i % cols / 16;

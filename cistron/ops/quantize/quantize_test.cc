@@ -20,7 +20,6 @@ namespace cistron::ops {
 namespace {
 
 using testing::Agrees;
-using ::testing::HasSubstr;
 
 const testing::GoldenFile& Golden(int file) {
   static const testing::GoldenFile first(std::string(CISTRON_SOURCE_DIR) +

@@ -94,8 +94,10 @@ TEST(QuantizedGemm, GroupedMxfp8AgreesWithTheGoldenProducts) {
   const Operands o{Make(golden.Get("grouped.in.x"), splits, {}),
                    Make(golden.Get("grouped.in.w"), {}, {}),
                    Make(golden.Get("grouped.in.dy"), splits, {})};
-  for (const auto& [kind, name] :
+  for (const auto& output :
        {std::pair{Kind::kForward, "y"}, {Kind::kDgrad, "dx"}, {Kind::kWgrad, "dw"}}) {
+    const Kind kind = output.first;
+    const char* name = output.second;
     SCOPED_TRACE(name);
     const Tensor& expected = golden.Get(std::string("grouped.mxfp8.") + name);
     const Exact exact = kind == Kind::kForward ? Reference(kind, o.x, o.w, expected.shape())

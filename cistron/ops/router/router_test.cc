@@ -86,11 +86,13 @@ double ProbabilityBound(const RouterConfig& config, DType compute, double range 
 // -----------------------------------------------------------------------------------
 
 TEST(RouterGolden, ForwardAndStatistics) {
-  for (const auto& [shape, top_k] :
+  for (const auto& problem :
        {std::pair<std::string, std::int64_t>{"33x16k4", 4}, {"64x8k2", 2}, {"7x128k8", 8}}) {
+    const std::string& shape = problem.first;
+    const std::int64_t top_k = problem.second;
     SCOPED_TRACE(shape);
-    const auto get = [&, &name = shape](const std::string& key) -> const Tensor& {
-      return Golden(1).Get("router." + name + "." + key);
+    const auto get = [&](const std::string& key) -> const Tensor& {
+      return Golden(1).Get("router." + shape + "." + key);
     };
     const Tensor& logits = get("in.logits");
     const double tokens = static_cast<double>(logits.dim(0));
