@@ -87,6 +87,21 @@ HWY_INLINE void StoreCodes(SignedVec codes, std::uint8_t* to) {
 #endif
 }
 
+// Stores the codes of 2·kLanes elements of T that LoadFloats loaded.
+template <class T>
+HWY_INLINE void StoreCodePair(const SignedVec (&codes)[2], std::uint8_t* to) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (sizeof(T) == 2) {
+    const hn::Rebind<std::uint16_t, FloatTag> d16;
+    const auto pairs = hn::DemoteTo(d16, hn::Or(codes[0], hn::ShiftLeft<8>(codes[1])));
+    hn::StoreU(pairs, d16, reinterpret_cast<std::uint16_t*>(to));
+    return;
+  }
+#endif
+  StoreCodes(codes[0], to);
+  StoreCodes(codes[1], to + kLanes);
+}
+
 // kLanes codes as f32.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 // A code widened to an f16 is its value but for the bias (e5m2: exactly its value), and the

@@ -131,12 +131,14 @@ void QuantizeRowBlocks(const Job& job, const T* x, std::int64_t n, std::uint8_t*
   }
 }
 
-// What blocks that span rows need: the largest magnitude of each column of the tile.
-using ColumnValues = std::array<std::uint32_t, kMaxCols>;
-
-// Blocks that span the rows of the tile, one or block_cols columns wide.
+// What blocks that span rows need: a value of the largest magnitude of each column of the tile.
 template <class T>
-void QuantizeColumns(const Job& job, const Tile& tile, ColumnValues& largest,
+using ColumnValues = std::array<T, kMaxCols>;
+
+// Blocks that span the rows of the tile, one or block_cols columns wide. `ahead`: from this tile's
+// values to the next one's.
+template <class T>
+void QuantizeColumns(const Job& job, const Tile& tile, std::int64_t ahead, ColumnValues<T>& largest,
                      const QuantizeTarget& to) {
   const BlockGrid& grid = to.grid;
   const BlockSegment& segment = grid.segments[tile.segment];
@@ -145,49 +147,51 @@ void QuantizeColumns(const Job& job, const Tile& tile, ColumnValues& largest,
   const std::int64_t scale_at =
       grid.ScaleRow(segment, tile.row_begin) * grid.scale_cols + grid.ScaleCol(tile.col_begin);
   const bool mx = IsMx(job);
+  const bool finite = MaxMagnitude(largest.data(), n) < kInfMagnitude;
   std::array<float, kMaxCols> multipliers;
-  bool finite = mx;
+  // The largest magnitude of some columns, without NaN for MXFP8.
   const auto magnitude = [&](std::int64_t begin, std::int64_t end) {
-    const auto at = [&](std::int64_t j) {
-      return largest.begin() + static_cast<std::ptrdiff_t>(j);
-    };
-    std::uint32_t most = *std::max_element(at(begin), at(end));
-    if (most >= kInfMagnitude) finite = false;
-    if (mx && most > kInfMagnitude) {
-      most = MaxButNan<T>(job.x, tile.row_begin, tile.row_end, tile.col_begin + begin,
-                          tile.col_begin + end);
-    }
-    return most;
+    const std::uint32_t most = MaxMagnitude(largest.data() + begin, end - begin);
+    if (!mx || most <= kInfMagnitude) return most;
+    return MaxButNan<T>(job.x, tile.row_begin, tile.row_end, tile.col_begin + begin,
+                        tile.col_begin + end);
   };
   if (mx && grid.block_cols == 1) {
-    if (*std::max_element(largest.begin(), largest.begin() + n) >= kInfMagnitude) {
+    if (!finite) {
       for (std::int64_t j = 0; j < n; ++j) {
-        largest[static_cast<std::size_t>(j)] = magnitude(j, j + 1);
+        largest[static_cast<std::size_t>(j)] = T(std::bit_cast<float>(magnitude(j, j + 1)));
       }
     }
     Mxfp8Scales(largest.data(), n, format, ScaleBytes(to) + scale_at, multipliers.data());
+  } else if (grid.block_cols == 1) {
+    F32Scales(largest.data(), n, format, job.power_of_two, to.copy.scales.data<float>() + scale_at,
+              multipliers.data());
   } else {
     for (std::int64_t begin = 0, block = 0; begin < n; begin += grid.block_cols, ++block) {
       const std::int64_t end = std::min(begin + grid.block_cols, n);
-      const std::uint32_t most = magnitude(begin, end);
+      const float most = AmaxOf(magnitude(begin, end));
       float multiplier = 0;
       if (mx) {
-        Mxfp8Scales(&most, 1, format, ScaleBytes(to) + scale_at + block, &multiplier);
+        std::array<float, kMultiplierPad> unused;
+        Mxfp8Scales(&most, 1, format, ScaleBytes(to) + scale_at + block, unused.data());
+        multiplier = unused.front();
       } else {
-        multiplier = ScaleFromAmax(AmaxOf(most), format, job.power_of_two);
+        multiplier = ScaleFromAmax(most, format, job.power_of_two);
         to.copy.scales.data<float>()[scale_at + block] = 1.0f / multiplier;
       }
-      std::fill(multipliers.begin() + begin, multipliers.begin() + end, multiplier);
+      const std::int64_t padded = (end + kMultiplierPad - 1) / kMultiplierPad * kMultiplierPad;
+      std::fill(multipliers.begin() + begin, multipliers.begin() + padded, multiplier);
     }
   }
   for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
-    EncodeRow(At<T>(job.x, r, tile.col_begin), n, format, multipliers.data(), finite,
+    EncodeRow(At<T>(job.x, r, tile.col_begin), n, format, multipliers.data(), mx && finite, ahead,
               CodesAt(to, r, tile.col_begin));
   }
 }
 
 template <class T>
-void QuantizeTile(const Job& job, const Tile& tile, std::span<const QuantizeTarget> copies) {
+void QuantizeTile(const Job& job, const Tile& tile, std::int64_t ahead,
+                  std::span<const QuantizeTarget> copies) {
   const QuantizeTarget* columns = nullptr;  // the copy whose blocks span rows
   const QuantizeTarget* rows = nullptr;
   for (const QuantizeTarget& to : copies) (to.grid.block_rows == 1 ? rows : columns) = &to;
@@ -202,8 +206,8 @@ void QuantizeTile(const Job& job, const Tile& tile, std::span<const QuantizeTarg
     }
     return;
   }
-  ColumnValues largest;
-  if (columns != nullptr) std::fill_n(largest.begin(), n, 0u);
+  ColumnValues<T> largest;
+  if (columns != nullptr) std::fill_n(largest.begin(), n, T(0.0f));
   for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
     const T* x = At<T>(job.x, r, tile.col_begin);
     if (columns != nullptr) MaxMagnitudes(x, n, largest.data());
@@ -218,7 +222,7 @@ void QuantizeTile(const Job& job, const Tile& tile, std::span<const QuantizeTarg
       QuantizeRowBlocks(job, x, n, codes, rows->copy.scales.data<float>() + scale_at);
     }
   }
-  if (columns != nullptr) QuantizeColumns<T>(job, tile, largest, *columns);
+  if (columns != nullptr) QuantizeColumns<T>(job, tile, ahead, largest, *columns);
 }
 
 template <class F>
@@ -283,9 +287,13 @@ void RunQuantize(const Context&, const QuantizeProblem& p, std::span<const Quant
     }
   }
   const Job job{p, power_of_two, x, factor};
+  const std::int64_t cols = copies.front().grid.cols;
   WithValues(p.dtype, [&](auto tag) {
     Tiles(copies.front().grid, band).ForEach([&](const Tile& tile) {
-      QuantizeTile<typename decltype(tag)::type>(job, tile, copies);
+      const std::int64_t rows_ahead = (tile.row_end - tile.row_begin) * x.stride(0);
+      const std::int64_t cols_ahead = tile.col_end - tile.col_begin;
+      const std::int64_t ahead = tile.col_end < cols ? cols_ahead : rows_ahead - tile.col_begin;
+      QuantizeTile<typename decltype(tag)::type>(job, tile, ahead, copies);
     });
   });
 }

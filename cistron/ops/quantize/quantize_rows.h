@@ -17,20 +17,35 @@ inline constexpr std::uint32_t kInfMagnitude = 0x7f800000u;
 std::uint32_t MaxMagnitude(const float* x, std::int64_t n);
 std::uint32_t MaxMagnitude(const bf16* x, std::int64_t n);
 
-// largest[j] = max(largest[j], magnitude of x[j]).
-void MaxMagnitudes(const float* x, std::int64_t n, std::uint32_t* largest);
-void MaxMagnitudes(const bf16* x, std::int64_t n, std::uint32_t* largest);
+// largest[j] = the larger magnitude of largest[j] and x[j], NaN above all.
+void MaxMagnitudes(const float* x, std::int64_t n, float* largest);
+void MaxMagnitudes(const bf16* x, std::int64_t n, bf16* largest);
 
-// MXFP8's codes of blocks with these magnitudes (NaN apart) and 2^(127 − code).
-void Mxfp8Scales(const std::uint32_t* magnitudes, std::int64_t n, DType format, std::uint8_t* codes,
+// Multipliers of single columns lie in the order of lanes of x's type: whole groups of
+// kMultiplierPad columns, to which their number is rounded up, hold the same columns in another
+// order.
+inline constexpr std::int64_t kMultiplierPad = 32;
+
+// MXFP8's codes of blocks whose largest magnitudes are these, none of them NaN, and 2^(127 − code).
+void Mxfp8Scales(const float* largest, std::int64_t n, DType format, std::uint8_t* codes,
+                 float* multipliers);
+void Mxfp8Scales(const bf16* largest, std::int64_t n, DType format, std::uint8_t* codes,
                  float* multipliers);
 
-// codes[j] = fp8(x[j] · multipliers[j]). `finite`: no element is NaN or Inf, and no product exceeds
-// the format's maximum by more than an ulp of f32, as in MXFP8 blocks.
+// The same for f32 scales: multipliers as ScaleFromAmax, NaN among the magnitudes included, and
+// scales[j] = 1 / multiplier of j.
+void F32Scales(const float* largest, std::int64_t n, DType format, bool power_of_two, float* scales,
+               float* multipliers);
+void F32Scales(const bf16* largest, std::int64_t n, DType format, bool power_of_two, float* scales,
+               float* multipliers);
+
+// codes[j] = fp8(x[j] · multiplier of j). `finite`: no element is NaN or Inf, and no product
+// exceeds the format's maximum by more than an ulp of f32, as in MXFP8 blocks. What lies `ahead`
+// elements after x is asked for, to be read next.
 void EncodeRow(const float* x, std::int64_t n, DType format, const float* multipliers, bool finite,
-               std::uint8_t* codes);
+               std::int64_t ahead, std::uint8_t* codes);
 void EncodeRow(const bf16* x, std::int64_t n, DType format, const float* multipliers, bool finite,
-               std::uint8_t* codes);
+               std::int64_t ahead, std::uint8_t* codes);
 // With one multiplier, any values.
 void EncodeRow(const float* x, std::int64_t n, DType format, float multiplier, std::uint8_t* codes);
 void EncodeRow(const bf16* x, std::int64_t n, DType format, float multiplier, std::uint8_t* codes);

@@ -2,6 +2,8 @@
 #include "cistron/ops/quantize/quantize_rows.h"
 
 #include <algorithm>
+#include <bit>
+#include <limits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cistron/ops/quantize/quantize_rows_cpu.cc"
@@ -22,18 +24,21 @@ using ops::HWY_NAMESPACE::FloatTag;
 using ops::HWY_NAMESPACE::FloatVec;
 using ops::HWY_NAMESPACE::kLanes;
 using ops::HWY_NAMESPACE::LoadFloat;
-using ops::HWY_NAMESPACE::Magnitude;
+using ops::HWY_NAMESPACE::LoadFloats;
 using ops::HWY_NAMESPACE::SignedTag;
 using ops::HWY_NAMESPACE::SignedVec;
+using ops::HWY_NAMESPACE::StoreCodePair;
 using ops::HWY_NAMESPACE::StoreCodes;
 using ops::HWY_NAMESPACE::StoreFloat;
 
-constexpr std::int64_t kBlock = 32;  // of MXFP8
+constexpr std::int64_t kBlock = 32;         // of MXFP8
+constexpr std::int64_t kPair = 2 * kLanes;  // elements that are loaded together
+constexpr std::int64_t kBlocksAtOnce = 32;  // of a row
 
-// A vector of n < kLanes elements, padded with zeros.
+// Fewer than kPair elements, padded with zeros.
 template <class T>
 struct Tail {
-  HWY_ALIGN T values[kLanes] = {};
+  HWY_ALIGN T values[kPair] = {};
   Tail() = default;
   Tail(const T* from, std::int64_t n) {
     for (std::int64_t j = 0; j < n; ++j) values[j] = from[j];
@@ -43,42 +48,73 @@ struct Tail {
   }
 };
 
-HWY_INLINE SignedVec LoadMagnitudes(const std::uint32_t* from) {
-  return hn::LoadU(SignedTag(), reinterpret_cast<const std::int32_t*>(from));
+// Magnitudes are compared as integers of the type's own width.
+template <class T>
+struct Bits;
+template <>
+struct Bits<float> {
+  using Tag = hn::ScalableTag<std::int32_t>;
+  static constexpr std::int32_t kMask = 0x7fffffff;
+};
+template <>
+struct Bits<bf16> {
+  using Tag = hn::ScalableTag<std::int16_t>;
+  static constexpr std::int16_t kMask = 0x7fff;
+};
+template <class T>
+using BitsTag = typename Bits<T>::Tag;
+template <class T>
+using BitsVec = hn::Vec<BitsTag<T>>;
+template <class T>
+inline constexpr std::int64_t kBitsLanes = static_cast<std::int64_t>(hn::MaxLanes(BitsTag<T>()));
+
+template <class T>
+HWY_INLINE BitsVec<T> LoadMagnitude(const T* x) {
+  const BitsTag<T> d;
+  const auto bits = hn::LoadU(d, reinterpret_cast<const hn::TFromD<BitsTag<T>>*>(x));
+  return hn::And(bits, hn::Set(d, Bits<T>::kMask));
+}
+template <class T>
+std::uint32_t MagnitudeOf(T value) {
+  return std::bit_cast<std::uint32_t>(static_cast<float>(value)) & 0x7fffffffu;
 }
 
 template <class T>
 std::uint32_t RowMax(const T* x, std::int64_t n) {
-  SignedVec largest = hn::Zero(SignedTag());
+  const BitsTag<T> d;
+  auto largest = hn::Zero(d);
   std::int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) largest = hn::Max(largest, Magnitude(LoadFloat(x + j)));
-  if (j < n) {
-    largest = hn::Max(largest, Magnitude(LoadFloat(Tail<T>(x + j, n - j).values)));
+  for (; j + kBitsLanes<T> <= n; j += kBitsLanes<T>) {
+    largest = hn::Max(largest, LoadMagnitude(x + j));
   }
-  return static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(SignedTag(), largest)));
+  HWY_ALIGN hn::TFromD<BitsTag<T>> lanes[kBitsLanes<T>];
+  hn::Store(largest, d, lanes);
+  hn::TFromD<BitsTag<T>> most = 0;
+  for (std::int64_t i = 0; i < kBitsLanes<T>; ++i) most = std::max(most, lanes[i]);
+  std::uint32_t magnitude = static_cast<std::uint32_t>(most) << (sizeof(T) == 2 ? 16 : 0);
+  for (; j < n; ++j) magnitude = std::max(magnitude, MagnitudeOf(x[j]));
+  return magnitude;
 }
 
 template <class T>
-void ColumnMax(const T* x, std::int64_t n, std::uint32_t* largest) {
-  auto* to = reinterpret_cast<std::int32_t*>(largest);
+void ColumnMax(const T* x, std::int64_t n, T* largest) {
+  const BitsTag<T> d;
+  auto* to = reinterpret_cast<hn::TFromD<BitsTag<T>>*>(largest);
   std::int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) {
-    const SignedVec most = hn::Max(LoadMagnitudes(largest + j), Magnitude(LoadFloat(x + j)));
-    hn::StoreU(most, SignedTag(), to + j);
+  for (; j + kBitsLanes<T> <= n; j += kBitsLanes<T>) {
+    hn::StoreU(hn::Max(hn::LoadU(d, to + j), LoadMagnitude(x + j)), d, to + j);
   }
   for (; j < n; ++j) {
-    const auto magnitude = std::bit_cast<std::uint32_t>(static_cast<float>(x[j])) & 0x7fffffffu;
-    largest[j] = std::max(largest[j], magnitude);
+    if (MagnitudeOf(x[j]) > MagnitudeOf(largest[j])) largest[j] = x[j];
   }
 }
 
 // MXFP8's codes for magnitudes that are not NaN.
 template <class Q>
-HWY_INLINE SignedVec ScaleCodes(SignedVec magnitude) {
-  const FloatTag df;
+HWY_INLINE SignedVec ScaleCodes(FloatVec magnitude) {
   const SignedTag d;
   // fl32(1 / 448) and fl32(1 / 57344).
-  const FloatVec t = hn::Mul(hn::BitCast(df, magnitude), hn::Set(df, 1.0f / Q::kMax));
+  const FloatVec t = hn::Mul(magnitude, hn::Set(FloatTag(), 1.0f / Q::kMax));
   const SignedVec bits = hn::BitCast(d, t);
   const SignedVec up = hn::ShiftRight<23>(hn::Add(bits, hn::Set(d, 0x7fffff)));
   // Up to 2^-127 is code 0; Inf, like the numbers below it, is code 254.
@@ -92,72 +128,144 @@ HWY_INLINE FloatVec Multipliers(SignedVec codes) {
   return hn::BitCast(FloatTag(), hn::Max(bits, hn::Set(d, 0x400000)));  // 2^-127 for 254
 }
 
-template <class Q>
-void ScalesRow(const std::uint32_t* magnitudes, std::int64_t n, std::uint8_t* codes,
-               float* multipliers) {
-  const FloatTag df;
+// kPair columns.
+template <class Q, class T>
+HWY_INLINE void ScalesPair(const T* largest, std::uint8_t* codes, float* multipliers) {
+  FloatVec v[2];
+  LoadFloats(largest, v);
+  SignedVec code[2];
+  for (int i = 0; i < 2; ++i) {
+    const FloatVec magnitude =
+        hn::And(v[i], hn::BitCast(FloatTag(), hn::Set(SignedTag(), 0x7fffffff)));
+    code[i] = ScaleCodes<Q>(magnitude);
+    hn::StoreU(Multipliers(code[i]), FloatTag(), multipliers + i * kLanes);
+  }
+  StoreCodePair<T>(code, codes);
+}
+
+template <class Q, class T>
+void ScalesRow(const T* largest, std::int64_t n, std::uint8_t* codes, float* multipliers) {
   std::int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) {
-    const SignedVec code = ScaleCodes<Q>(LoadMagnitudes(magnitudes + j));
-    StoreCodes(code, codes + j);
-    hn::StoreU(Multipliers(code), df, multipliers + j);
+  for (; j + kPair <= n; j += kPair) ScalesPair<Q>(largest + j, codes + j, multipliers + j);
+  if (j < n) {
+    const Tail<T> tail(largest + j, n - j);
+    Tail<std::uint8_t> code_tail;
+    ScalesPair<Q>(tail.values, code_tail.values, multipliers + j);
+    code_tail.CopyTo(codes + j, n - j);
+  }
+}
+
+// s of the "others" of quantize.h.
+HWY_INLINE FloatVec ScalesFromAmax(FloatVec amax, float most, bool power_of_two) {
+  const FloatTag d;
+  const SignedTag di;
+  constexpr float kHighest = std::numeric_limits<float>::max();
+  FloatVec s = hn::Min(hn::Div(hn::Set(d, most), amax), hn::Set(d, kHighest));
+  if (power_of_two) {
+    s = hn::BitCast(d, hn::And(hn::BitCast(di, s), hn::Set(di, 0x7f800000)));
+  }
+  const SignedVec bits = hn::BitCast(di, amax);
+  const auto ordinary = hn::And(hn::Gt(bits, hn::Zero(di)), hn::Lt(bits, hn::Set(di, 0x7f800000)));
+  return hn::IfThenElse(hn::RebindMask(d, ordinary), s, hn::Set(d, 1.0f));
+}
+
+// kPair columns.
+template <class T>
+HWY_INLINE void F32ScalesPair(const T* largest, float most, bool power_of_two, float* scales,
+                              float* multipliers) {
+  const FloatTag d;
+  const FloatVec one = hn::Set(d, 1.0f);
+  const FloatVec magnitude = hn::BitCast(d, hn::Set(SignedTag(), 0x7fffffff));
+  const FloatVec m0 = ScalesFromAmax(hn::And(LoadFloat(largest), magnitude), most, power_of_two);
+  const FloatVec m1 =
+      ScalesFromAmax(hn::And(LoadFloat(largest + kLanes), magnitude), most, power_of_two);
+  hn::StoreU(hn::Div(one, m0), d, scales);
+  hn::StoreU(hn::Div(one, m1), d, scales + kLanes);
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (sizeof(T) == 2) {  // LoadFloats takes even and odd elements apart
+    hn::StoreU(hn::ConcatEven(d, m1, m0), d, multipliers);
+    hn::StoreU(hn::ConcatOdd(d, m1, m0), d, multipliers + kLanes);
+    return;
+  }
+#endif
+  hn::StoreU(m0, d, multipliers);
+  hn::StoreU(m1, d, multipliers + kLanes);
+}
+
+template <class T>
+void F32ScalesRow(const T* largest, std::int64_t n, DType format, bool power_of_two, float* scales,
+                  float* multipliers) {
+  const float most = format == DType::kE4M3 ? e4m3::kMax : e5m2::kMax;
+  std::int64_t j = 0;
+  for (; j + kPair <= n; j += kPair) {
+    F32ScalesPair(largest + j, most, power_of_two, scales + j, multipliers + j);
   }
   if (j < n) {
-    const Tail<std::uint32_t> tail(magnitudes + j, n - j);
-    const SignedVec code = ScaleCodes<Q>(LoadMagnitudes(tail.values));
-    Tail<std::uint8_t> code_tail;
-    Tail<float> multiplier_tail;
-    StoreCodes(code, code_tail.values);
-    hn::StoreU(Multipliers(code), df, multiplier_tail.values);
-    code_tail.CopyTo(codes + j, n - j);
-    multiplier_tail.CopyTo(multipliers + j, n - j);
+    const Tail<T> tail(largest + j, n - j);
+    Tail<float> scale_tail;
+    F32ScalesPair(tail.values, most, power_of_two, scale_tail.values, multipliers + j);
+    scale_tail.CopyTo(scales + j, n - j);
+  }
+}
+
+// kPair columns.
+template <bool kFinite, class Q, class T>
+HWY_INLINE void EncodePair(const T* x, FloatVec multiplier0, FloatVec multiplier1,
+                           std::uint8_t* codes) {
+  FloatVec v[2];
+  LoadFloats(x, v);
+  v[0] = hn::Mul(v[0], multiplier0);
+  v[1] = hn::Mul(v[1], multiplier1);
+  if constexpr (kFinite) {
+    const SignedVec code[2] = {EncodeFinite<Q>(v[0]), EncodeFinite<Q>(v[1])};
+    StoreCodePair<T>(code, codes);
+  } else {
+    const SignedVec code[2] = {Encode<Q>(v[0]), Encode<Q>(v[1])};
+    StoreCodePair<T>(code, codes);
   }
 }
 
 template <bool kFinite, class Q, class T>
-HWY_INLINE void EncodeVector(const T* x, FloatVec multiplier, std::uint8_t* codes) {
-  const FloatVec v = hn::Mul(LoadFloat(x), multiplier);
-  if constexpr (kFinite) {
-    StoreCodes(EncodeFinite<Q>(v), codes);
-  } else {
-    StoreCodes(Encode<Q>(v), codes);
-  }
-}
-
-// multiplier(j) is the vector of column j.
-template <bool kFinite, class Q, class T, class F>
-HWY_INLINE void EncodeWith(const T* x, std::int64_t n, F&& multiplier, std::uint8_t* codes) {
+HWY_INLINE void EncodeWith(const T* x, std::int64_t n, const float* multipliers, std::int64_t ahead,
+                           std::uint8_t* codes) {
+  const FloatTag d;
+  constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(T));
   std::int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) {
-    EncodeVector<kFinite, Q>(x + j, multiplier(j, kLanes), codes + j);
+  for (; j + kPair <= n; j += kPair) {
+    for (std::int64_t i = 0; i < kPair; i += kLine) __builtin_prefetch(x + j + i + ahead);
+    EncodePair<kFinite, Q>(x + j, hn::LoadU(d, multipliers + j),
+                           hn::LoadU(d, multipliers + j + kLanes), codes + j);
   }
   if (j < n) {
     const Tail<T> tail(x + j, n - j);
     Tail<std::uint8_t> code_tail;
-    EncodeVector<kFinite, Q>(tail.values, multiplier(j, n - j), code_tail.values);
+    EncodePair<kFinite, Q>(tail.values, hn::LoadU(d, multipliers + j),
+                           hn::LoadU(d, multipliers + j + kLanes), code_tail.values);
     code_tail.CopyTo(codes + j, n - j);
   }
 }
 
 template <class Q, class T>
 void EncodeByColumn(const T* x, std::int64_t n, const float* multipliers, bool finite,
-                    std::uint8_t* codes) {
-  const auto load = [multipliers](std::int64_t j, std::int64_t count) HWY_ATTR {
-    return count == kLanes ? hn::LoadU(FloatTag(), multipliers + j)
-                           : hn::LoadU(FloatTag(), Tail<float>(multipliers + j, count).values);
-  };
+                    std::int64_t ahead, std::uint8_t* codes) {
   if (finite) {
-    EncodeWith<true, Q>(x, n, load, codes);
+    EncodeWith<true, Q>(x, n, multipliers, ahead, codes);
   } else {
-    EncodeWith<false, Q>(x, n, load, codes);
+    EncodeWith<false, Q>(x, n, multipliers, ahead, codes);
   }
 }
 
 template <class Q, class T>
 void EncodeByOne(const T* x, std::int64_t n, float multiplier, std::uint8_t* codes) {
   const FloatVec by = hn::Set(FloatTag(), multiplier);
-  EncodeWith<false, Q>(
-      x, n, [by](std::int64_t, std::int64_t) HWY_ATTR { return by; }, codes);
+  std::int64_t j = 0;
+  for (; j + kPair <= n; j += kPair) EncodePair<false, Q>(x + j, by, by, codes + j);
+  if (j < n) {
+    const Tail<T> tail(x + j, n - j);
+    Tail<std::uint8_t> code_tail;
+    EncodePair<false, Q>(tail.values, by, by, code_tail.values);
+    code_tail.CopyTo(codes + j, n - j);
+  }
 }
 
 // A block with NaN or Inf, or one that is not whole.
@@ -166,37 +274,106 @@ HWY_NOINLINE void QuantizeAnyBlock(const T* x, std::int64_t n, std::uint8_t* cod
                                    std::uint8_t* scale) {
   std::uint32_t largest = 0;
   for (std::int64_t j = 0; j < n; ++j) {
-    const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(x[j])) & 0x7fffffffu;
+    const std::uint32_t bits = MagnitudeOf(x[j]);
     if (bits <= kInfMagnitude) largest = std::max(largest, bits);
   }
-  const SignedVec code = ScaleCodes<Q>(hn::Set(SignedTag(), static_cast<std::int32_t>(largest)));
+  const SignedVec code = ScaleCodes<Q>(hn::Set(FloatTag(), std::bit_cast<float>(largest)));
   *scale = static_cast<std::uint8_t>(hn::GetLane(code));
   EncodeByOne<Q>(x, n, hn::GetLane(Multipliers(code)), codes);
 }
 
+#if HWY_TARGET == HWY_SCALAR
+// Largest magnitudes of `count` whole blocks.
+template <class T>
+void BlockMax(const T* x, std::int64_t count, std::int32_t* largest) {
+  for (std::int64_t b = 0; b < count; ++b) {
+    largest[b] = static_cast<std::int32_t>(RowMax(x + b * kBlock, kBlock));
+  }
+}
+#else
+template <class D>
+HWY_INLINE auto MaxTo128(D d, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(d) * sizeof(hn::TFromD<D>) > 16) {
+    const hn::Half<D> half;
+    return MaxTo128(half, hn::Max(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  } else {
+    return v;
+  }
+}
+
+// Four lanes of 32 bits that hold the candidates of one block.
+template <class T>
+HWY_INLINE auto BlockCandidates(const T* x) {
+  auto largest = LoadMagnitude(x);
+  for (std::int64_t j = kBitsLanes<T>; j < kBlock; j += kBitsLanes<T>) {
+    largest = hn::Max(largest, LoadMagnitude(x + j));
+  }
+  return MaxTo128(BitsTag<T>(), largest);
+}
+
+// Larger of each pair of lanes of 32 bits, compared as the type's own integers.
+template <class T, class V>
+HWY_INLINE V MaxAs(V a, V b) {
+  const hn::Full128<std::int32_t> d;
+  const hn::Repartition<hn::TFromD<BitsTag<T>>, decltype(d)> bits;
+  return hn::BitCast(d, hn::Max(hn::BitCast(bits, a), hn::BitCast(bits, b)));
+}
+
+// Largest magnitudes of `count` whole blocks, four at a time: `largest` is written beyond them up
+// to a multiple of four.
+template <class T>
+void BlockMax(const T* x, std::int64_t count, std::int32_t* largest) {
+  const hn::Full128<std::int32_t> d;
+  const hn::Full128<std::int64_t> wide;
+  for (std::int64_t b = 0; b < count; b += 4) {
+    const auto block = [&](std::int64_t i) HWY_ATTR {
+      return hn::BitCast(d, BlockCandidates(x + std::min(b + i, count - 1) * kBlock));
+    };
+    const auto m0 = block(0), m1 = block(1), m2 = block(2), m3 = block(3);
+    const auto m01 = MaxAs<T>(hn::InterleaveLower(d, m0, m1), hn::InterleaveUpper(d, m0, m1));
+    const auto m23 = MaxAs<T>(hn::InterleaveLower(d, m2, m3), hn::InterleaveUpper(d, m2, m3));
+    const auto low = hn::BitCast(wide, m01), high = hn::BitCast(wide, m23);
+    auto most = MaxAs<T>(hn::BitCast(d, hn::InterleaveLower(wide, low, high)),
+                         hn::BitCast(d, hn::InterleaveUpper(wide, low, high)));
+    if constexpr (sizeof(T) == 2) {
+      most = hn::Max(hn::ShiftLeft<16>(most), hn::And(most, hn::Set(d, 0x7fff0000)));
+    }
+    hn::StoreU(most, d, largest + b);
+  }
+}
+#endif
+
 template <class Q, class T>
 void RowMxfp8(const T* x, std::int64_t n, std::uint8_t* codes, std::uint8_t* scales) {
-  const SignedTag d;
-  constexpr std::int64_t kVectors = kBlock / kLanes;
-  std::int64_t j = 0;
-  for (; j + kBlock <= n; j += kBlock, ++scales) {
-    SignedVec largest = Magnitude(LoadFloat(x + j));
-    for (std::int64_t v = 1; v < kVectors; ++v) {
-      largest = hn::Max(largest, Magnitude(LoadFloat(x + j + v * kLanes)));
+  const FloatTag d;
+  HWY_ALIGN std::int32_t largest[kBlocksAtOnce];
+  HWY_ALIGN float multipliers[kBlocksAtOnce];
+  HWY_ALIGN std::uint8_t scale_codes[kBlocksAtOnce];
+  while (n >= kBlock) {
+    const std::int64_t count = std::min(n / kBlock, kBlocksAtOnce);
+    BlockMax(x, count, largest);
+    for (std::int64_t b = 0; b < count; b += kLanes) {
+      const SignedVec code = ScaleCodes<Q>(hn::BitCast(d, hn::Load(SignedTag(), largest + b)));
+      StoreCodes(code, scale_codes + b);
+      hn::Store(Multipliers(code), d, multipliers + b);
     }
-    largest = hn::MaxOfLanes(d, largest);  // in every lane
-    if (HWY_UNLIKELY(static_cast<std::uint32_t>(hn::GetLane(largest)) >= kInfMagnitude)) {
-      QuantizeAnyBlock<Q>(x + j, kBlock, codes + j, scales);
-      continue;
+    for (std::int64_t b = 0; b < count; ++b) {
+      if (HWY_UNLIKELY(static_cast<std::uint32_t>(largest[b]) >= kInfMagnitude)) {
+        QuantizeAnyBlock<Q>(x + b * kBlock, kBlock, codes + b * kBlock, scale_codes + b);
+        continue;
+      }
+      const FloatVec by = hn::Set(d, multipliers[b]);
+      for (std::int64_t j = b * kBlock; j < (b + 1) * kBlock; j += kPair) {
+        EncodePair<true, Q>(x + j, by, by, codes + j);
+      }
     }
-    const SignedVec code = ScaleCodes<Q>(largest);
-    const FloatVec multiplier = Multipliers(code);
-    *scales = static_cast<std::uint8_t>(hn::GetLane(code));
-    for (std::int64_t v = 0; v < kVectors; ++v) {
-      EncodeVector<true, Q>(x + j + v * kLanes, multiplier, codes + j + v * kLanes);
-    }
+    for (std::int64_t b = 0; b < count; ++b) scales[b] = scale_codes[b];
+    x += count * kBlock;
+    codes += count * kBlock;
+    scales += count;
+    n -= count * kBlock;
   }
-  if (j < n) QuantizeAnyBlock<Q>(x + j, n - j, codes + j, scales);
+  if (n > 0) QuantizeAnyBlock<Q>(x, n, codes, scales);
 }
 
 // f32 that are bf16 values.
@@ -276,23 +453,40 @@ std::uint32_t RowMaxF32(const float* x, std::int64_t n) {
 std::uint32_t RowMaxBF16(const bf16* x, std::int64_t n) {
   return RowMax(x, n);
 }
-void ColumnMaxF32(const float* x, std::int64_t n, std::uint32_t* to) {
+void ColumnMaxF32(const float* x, std::int64_t n, float* to) {
   ColumnMax(x, n, to);
 }
-void ColumnMaxBF16(const bf16* x, std::int64_t n, std::uint32_t* to) {
+void ColumnMaxBF16(const bf16* x, std::int64_t n, bf16* to) {
   ColumnMax(x, n, to);
 }
-void ScalesAny(const std::uint32_t* magnitudes, std::int64_t n, DType format, std::uint8_t* codes,
+template <class T>
+void ScalesAny(const T* largest, std::int64_t n, DType format, std::uint8_t* codes,
                float* multipliers) {
   WithFormat(format, [&](auto q) HWY_ATTR {
-    ScalesRow<typename decltype(q)::type>(magnitudes, n, codes, multipliers);
+    ScalesRow<typename decltype(q)::type>(largest, n, codes, multipliers);
   });
+}
+void ScalesF32(const float* largest, std::int64_t n, DType format, std::uint8_t* codes,
+               float* multipliers) {
+  ScalesAny(largest, n, format, codes, multipliers);
+}
+void ScalesBF16(const bf16* largest, std::int64_t n, DType format, std::uint8_t* codes,
+                float* multipliers) {
+  ScalesAny(largest, n, format, codes, multipliers);
+}
+void F32ScalesF32(const float* largest, std::int64_t n, DType format, bool power_of_two,
+                  float* scales, float* multipliers) {
+  F32ScalesRow(largest, n, format, power_of_two, scales, multipliers);
+}
+void F32ScalesBF16(const bf16* largest, std::int64_t n, DType format, bool power_of_two,
+                   float* scales, float* multipliers) {
+  F32ScalesRow(largest, n, format, power_of_two, scales, multipliers);
 }
 template <class T>
 void EncodeColumns(const T* x, std::int64_t n, DType format, const float* multipliers, bool finite,
-                   std::uint8_t* codes) {
+                   std::int64_t ahead, std::uint8_t* codes) {
   WithFormat(format, [&](auto q) HWY_ATTR {
-    EncodeByColumn<typename decltype(q)::type>(x, n, multipliers, finite, codes);
+    EncodeByColumn<typename decltype(q)::type>(x, n, multipliers, finite, ahead, codes);
   });
 }
 template <class T>
@@ -316,12 +510,12 @@ void DecodeFormat(const std::uint8_t* codes, std::int64_t n, DType format, const
 }
 
 void EncodeColumnsF32(const float* x, std::int64_t n, DType format, const float* multipliers,
-                      bool finite, std::uint8_t* codes) {
-  EncodeColumns(x, n, format, multipliers, finite, codes);
+                      bool finite, std::int64_t ahead, std::uint8_t* codes) {
+  EncodeColumns(x, n, format, multipliers, finite, ahead, codes);
 }
 void EncodeColumnsBF16(const bf16* x, std::int64_t n, DType format, const float* multipliers,
-                       bool finite, std::uint8_t* codes) {
-  EncodeColumns(x, n, format, multipliers, finite, codes);
+                       bool finite, std::int64_t ahead, std::uint8_t* codes) {
+  EncodeColumns(x, n, format, multipliers, finite, ahead, codes);
 }
 void EncodeOneF32(const float* x, std::int64_t n, DType format, float multiplier,
                   std::uint8_t* codes) {
@@ -366,7 +560,10 @@ HWY_EXPORT(RowMaxF32);
 HWY_EXPORT(RowMaxBF16);
 HWY_EXPORT(ColumnMaxF32);
 HWY_EXPORT(ColumnMaxBF16);
-HWY_EXPORT(ScalesAny);
+HWY_EXPORT(F32ScalesF32);
+HWY_EXPORT(F32ScalesBF16);
+HWY_EXPORT(ScalesF32);
+HWY_EXPORT(ScalesBF16);
 HWY_EXPORT(EncodeColumnsF32);
 HWY_EXPORT(EncodeColumnsBF16);
 HWY_EXPORT(EncodeOneF32);
@@ -386,23 +583,35 @@ std::uint32_t MaxMagnitude(const float* x, std::int64_t n) {
 std::uint32_t MaxMagnitude(const bf16* x, std::int64_t n) {
   return HWY_DYNAMIC_DISPATCH(RowMaxBF16)(x, n);
 }
-void MaxMagnitudes(const float* x, std::int64_t n, std::uint32_t* largest) {
+void MaxMagnitudes(const float* x, std::int64_t n, float* largest) {
   HWY_DYNAMIC_DISPATCH(ColumnMaxF32)(x, n, largest);
 }
-void MaxMagnitudes(const bf16* x, std::int64_t n, std::uint32_t* largest) {
+void MaxMagnitudes(const bf16* x, std::int64_t n, bf16* largest) {
   HWY_DYNAMIC_DISPATCH(ColumnMaxBF16)(x, n, largest);
 }
-void Mxfp8Scales(const std::uint32_t* magnitudes, std::int64_t n, DType format, std::uint8_t* codes,
+void Mxfp8Scales(const float* largest, std::int64_t n, DType format, std::uint8_t* codes,
                  float* multipliers) {
-  HWY_DYNAMIC_DISPATCH(ScalesAny)(magnitudes, n, format, codes, multipliers);
+  HWY_DYNAMIC_DISPATCH(ScalesF32)(largest, n, format, codes, multipliers);
+}
+void Mxfp8Scales(const bf16* largest, std::int64_t n, DType format, std::uint8_t* codes,
+                 float* multipliers) {
+  HWY_DYNAMIC_DISPATCH(ScalesBF16)(largest, n, format, codes, multipliers);
+}
+void F32Scales(const float* largest, std::int64_t n, DType format, bool power_of_two, float* scales,
+               float* multipliers) {
+  HWY_DYNAMIC_DISPATCH(F32ScalesF32)(largest, n, format, power_of_two, scales, multipliers);
+}
+void F32Scales(const bf16* largest, std::int64_t n, DType format, bool power_of_two, float* scales,
+               float* multipliers) {
+  HWY_DYNAMIC_DISPATCH(F32ScalesBF16)(largest, n, format, power_of_two, scales, multipliers);
 }
 void EncodeRow(const float* x, std::int64_t n, DType format, const float* multipliers, bool finite,
-               std::uint8_t* codes) {
-  HWY_DYNAMIC_DISPATCH(EncodeColumnsF32)(x, n, format, multipliers, finite, codes);
+               std::int64_t ahead, std::uint8_t* codes) {
+  HWY_DYNAMIC_DISPATCH(EncodeColumnsF32)(x, n, format, multipliers, finite, ahead, codes);
 }
 void EncodeRow(const bf16* x, std::int64_t n, DType format, const float* multipliers, bool finite,
-               std::uint8_t* codes) {
-  HWY_DYNAMIC_DISPATCH(EncodeColumnsBF16)(x, n, format, multipliers, finite, codes);
+               std::int64_t ahead, std::uint8_t* codes) {
+  HWY_DYNAMIC_DISPATCH(EncodeColumnsBF16)(x, n, format, multipliers, finite, ahead, codes);
 }
 void EncodeRow(const float* x, std::int64_t n, DType format, float multiplier,
                std::uint8_t* codes) {
