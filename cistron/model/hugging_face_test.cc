@@ -130,6 +130,7 @@ TEST_F(HuggingFace, EveryLayoutDtypeAndShardSizeRoundTrips) {
       for (const std::int64_t shard : {std::int64_t{1} << 40, std::int64_t{4000}}) {
         for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
           std::vector<io::NamedTensor> stored;
+          stored.reserve(model.size());
           for (const auto& t : model) stored.push_back({t.name, ConvertTo(t.tensor, dtype)});
           ExportOptions options;
           options.layout = layout;

@@ -44,7 +44,7 @@ bool HighPrecisionLayers::Contains(std::string_view name) const {
 }
 
 Autocast::Autocast(Recipe recipe, AutocastOptions options)
-    : recipe_(std::move(recipe)), options_(std::move(options)), outer_(current) {
+    : recipe_(recipe), options_(std::move(options)), outer_(current) {
   Validate(recipe_);
   CISTRON_CHECK(!std::holds_alternative<DelayedScaling>(recipe_) || options_.states != nullptr,
                 "autocast: DelayedScaling needs AutocastOptions::states, where scales and amax "
