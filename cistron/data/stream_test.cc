@@ -339,7 +339,7 @@ TEST(Stream, ReverseComplement) {
     ASSERT_TRUE(is_reverse || Text(h.tokens) == Text(f.tokens));
     reversed += is_reverse;
   }
-  EXPECT_NEAR(reversed, kSteps / 2, 60);  // six deviations of 10
+  EXPECT_NEAR(reversed, 0.5 * kSteps, 60);  // six deviations of 10
 }
 
 // The trap masked-loss-scale: the denominator is the weight that is there, not the number of
