@@ -66,8 +66,10 @@ const Run& Select(const Context& ctx, std::string_view op,
 struct SupportRow {
   std::string op;
   std::string impl;
-  std::string dtype;
+  std::string dtype;  // or 8-bit format
   Support support;
+  std::string scaling = {};  // of 8-bit formats
+  std::string device = "cpu";
 };
 
 }  // namespace cistron::ops

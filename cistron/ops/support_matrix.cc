@@ -1,5 +1,7 @@
 #include "cistron/ops/support_matrix.h"
 
+#include <algorithm>
+
 #include "cistron/ops/activation/activation.h"
 #include "cistron/ops/attention/attention.h"
 #include "cistron/ops/cross_entropy/cross_entropy.h"
@@ -9,6 +11,8 @@
 #include "cistron/ops/norm/norm.h"
 #include "cistron/ops/optimizer/adamw.h"
 #include "cistron/ops/permute/permute.h"
+#include "cistron/ops/quantize/quantize.h"
+#include "cistron/ops/quantized_gemm/quantized_gemm.h"
 #include "cistron/ops/reduce/reduce.h"
 #include "cistron/ops/rope/rope.h"
 #include "cistron/ops/router/router.h"
@@ -21,6 +25,9 @@ constexpr std::int64_t kTokens = 4096, kHidden = 192, kFfn = 384, kVocab = 256;
 constexpr std::int64_t kExperts = 8, kTopK = 2, kHeads = 6, kHeadDim = 32;
 constexpr std::int64_t kRows = kTokens * kTopK;
 constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kBF16};
+constexpr DType kFormats[] = {DType::kE4M3, DType::kE5M2};
+constexpr Scaling kScalings[] = {Scaling::kTensor, Scaling::kBlock1x128, Scaling::kBlock128x128,
+                                 Scaling::kMxfp8, Scaling::kMxfp8Block32x32};
 
 // Appends the answers of an op's implementations; make(dtype) is the problem.
 template <class Problem, class Run, class F>
@@ -32,6 +39,36 @@ void Ask(std::string_view op, std::span<const Implementation<Problem, Run>> list
                       implementation.supports(make(dtype))});
     }
   }
+}
+
+// The same for ops on 8-bit formats; make(scaling, format) is the problem.
+template <class Problem, class Run, class F>
+void AskFormats(std::string_view op, std::span<const Implementation<Problem, Run>> list, F&& make,
+                std::vector<SupportRow>& rows) {
+  for (const auto& implementation : list) {
+    for (const DType format : kFormats) {
+      for (const Scaling scaling : kScalings) {
+        rows.push_back({std::string(op), std::string(implementation.name),
+                        std::string(Name(format)), implementation.supports(make(scaling, format)),
+                        std::string(Name(scaling))});
+      }
+    }
+  }
+}
+
+// One table: a line for each run of rows with the same `line`, which it begins with.
+template <class F>
+std::string Table(const std::string& head, std::size_t columns, std::span<const SupportRow> rows,
+                  F&& line) {
+  std::string text = head + "\n|";
+  const auto cells = static_cast<std::size_t>(std::count(head.begin(), head.end(), '|')) - 1;
+  for (std::size_t i = 0; i < cells; ++i) text += "---|";
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i % columns == 0) text += "\n" + line(rows[i]);
+    text +=
+        rows[i].support ? std::string(" yes |") : fmt::format(" no: {} |", rows[i].support.reason);
+  }
+  return text + "\n";
 }
 
 }  // namespace
@@ -122,26 +159,45 @@ std::vector<SupportRow> SupportMatrix() {
   return rows;
 }
 
+std::vector<SupportRow> FormatSupport() {
+  std::vector<SupportRow> rows;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    AskFormats(
+        fmt::format("quantize {}", Name(dtype)), QuantizeImpls(),
+        [dtype](Scaling scaling, DType format) {
+          return QuantizeProblem{scaling, format, dtype};
+        },
+        rows);
+  }
+  for (const auto& [kind, name] : {std::pair{QuantizedGemmKind::kForward, "quantized_gemm forward"},
+                                   {QuantizedGemmKind::kDgrad, "quantized_gemm dgrad"},
+                                   {QuantizedGemmKind::kWgrad, "quantized_gemm wgrad"}}) {
+    AskFormats(
+        name, QuantizedGemmImpls(),
+        [&k = kind](Scaling scaling, DType format) {
+          // Gradients have the format, what they are multiplied with is e4m3.
+          const bool forward = k == QuantizedGemmKind::kForward;
+          return QuantizedGemmProblem{
+              k,           scaling,  scaling, format,   forward ? format : DType::kE4M3,
+              DType::kF32, kExperts, kRows,   2 * kFfn, kHidden};
+        },
+        rows);
+  }
+  return rows;
+}
+
 std::string FormatSupportMatrix() {
-  std::string text = "| op | implementation |";
-  std::string rule = "|---|---|";
-  for (const DType dtype : kDTypes) {
-    text += fmt::format(" {} |", Name(dtype));
-    rule += "---|";
-  }
-  text += "\n" + rule;
-  const std::string* op = nullptr;
-  const std::string* impl = nullptr;
-  const std::vector<SupportRow> rows = SupportMatrix();
-  for (const SupportRow& row : rows) {
-    if (op == nullptr || *op != row.op || *impl != row.impl) {
-      text += fmt::format("\n| {} | {} |", row.op, row.impl);
-    }
-    text += row.support ? std::string(" yes |") : fmt::format(" no: {} |", row.support.reason);
-    op = &row.op;
-    impl = &row.impl;
-  }
-  return text + "\n";
+  std::string head = "| op | implementation |";
+  for (const DType dtype : kDTypes) head += fmt::format(" {} |", Name(dtype));
+  std::string text = Table(head, std::size(kDTypes), SupportMatrix(), [](const SupportRow& row) {
+    return fmt::format("| {} | {} |", row.op, row.impl);
+  });
+  head = "| op | implementation | device | format |";
+  for (const Scaling scaling : kScalings) head += fmt::format(" {} |", Name(scaling));
+  return text + "\n" +
+         Table(head, std::size(kScalings), FormatSupport(), [](const SupportRow& row) {
+           return fmt::format("| {} | {} | {} | {} |", row.op, row.impl, row.device, row.dtype);
+         });
 }
 
 }  // namespace cistron::ops

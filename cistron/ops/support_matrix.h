@@ -13,8 +13,12 @@ namespace cistron::ops {
 // answer of the implementation to a problem of the sizes of a small model.
 std::vector<SupportRow> SupportMatrix();
 
-// The matrix as a Markdown table, a line for each op and implementation; reasons of refusals in
-// place.
+// The same for ops on 8-bit formats: one row for each op, implementation, format e4m3, e5m2 and
+// scaling. Both directions of a copy are one answer.
+std::vector<SupportRow> FormatSupport();
+
+// Both as Markdown tables, a line for each op and implementation (and format); reasons of refusals
+// in place.
 std::string FormatSupportMatrix();
 
 }  // namespace cistron::ops

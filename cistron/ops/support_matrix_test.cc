@@ -30,23 +30,45 @@ TEST(SupportMatrix, RefusalsHaveReasons) {
   }
 }
 
-TEST(SupportMatrix, TableHasOneLineForEachImplementation) {
-  const std::string table = FormatSupportMatrix();
+TEST(SupportMatrix, EveryFormatAndScalingRunsAndTheReferenceComesLast) {
+  std::map<std::string, std::string> last;
+  std::set<std::string> seen;
+  for (const SupportRow& row : FormatSupport()) {
+    last[row.op] = row.impl;
+    EXPECT_TRUE(row.support) << row.op << " " << row.dtype << " " << row.scaling << ": "
+                             << row.support.reason;
+    EXPECT_TRUE(seen.insert(row.op + "/" + row.impl + "/" + row.dtype + "/" + row.scaling).second);
+  }
+  EXPECT_EQ(last.size(), 5u);
+  for (const auto& [op, impl] : last) EXPECT_EQ(impl, "ref") << op;
+  EXPECT_EQ(seen.size(), 5u * 2 * 2 * 5);  // ops, implementations, formats, scalings
+}
+
+// Lines of a table, which all have as many cells as its head.
+void ExpectCells(const std::string& table, std::ptrdiff_t cells) {
+  std::size_t begin = 0;
+  while (begin < table.size()) {
+    const std::size_t end = table.find('\n', begin);
+    const std::string line = table.substr(begin, end - begin);
+    EXPECT_EQ(std::count(line.begin(), line.end(), '|'), cells + 1) << line;
+    begin = end + 1;
+  }
+}
+
+TEST(SupportMatrix, TablesHaveOneLineForEachImplementation) {
+  const std::string text = FormatSupportMatrix();
+  const std::size_t gap = text.find("\n\n");
+  ASSERT_NE(gap, std::string::npos);
+  const std::string table = text.substr(0, gap + 1), formats = text.substr(gap + 2);
   std::set<std::string> implementations;
   for (const SupportRow& row : SupportMatrix()) implementations.insert(row.op + "/" + row.impl);
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'),
             static_cast<std::ptrdiff_t>(implementations.size() + 2));
   EXPECT_THAT(table, ::testing::HasSubstr("| adamw | ref | yes | yes | no: masters"));
-  // Every line has the same number of cells.
-  std::size_t begin = 0;
-  while (begin < table.size()) {
-    const std::size_t end = table.find('\n', begin);
-    EXPECT_EQ(std::count(table.begin() + static_cast<std::ptrdiff_t>(begin),
-                         table.begin() + static_cast<std::ptrdiff_t>(end), '|'),
-              6)
-        << table.substr(begin, end - begin);
-    begin = end + 1;
-  }
+  ExpectCells(table, 5);
+  EXPECT_EQ(std::count(formats.begin(), formats.end(), '\n'), 5 * 2 * 2 + 2);
+  EXPECT_THAT(formats, ::testing::HasSubstr("| quantized_gemm dgrad | cpu | cpu | e5m2 | yes |"));
+  ExpectCells(formats, 9);
 }
 
 }  // namespace
