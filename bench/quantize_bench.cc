@@ -1,4 +1,4 @@
-// Quantisation beside what bounds it: one JSON line a case.
+// Quantisation and products of quantised operands beside what bounds them: one JSON line a case.
 //
 //   quantize_bench [--clock wall|cpu] [--seconds S]
 //
@@ -10,9 +10,13 @@
 #include "bench/copy.h"
 #include "cistron/base/philox.h"
 #include "cistron/base/threads.h"
+#include "cistron/ops/grouped_gemm/grouped_gemm.h"
+#include "cistron/ops/grouped_gemm/grouped_gemm_cases.h"
 #include "cistron/ops/instruction_set.h"
 #include "cistron/ops/quantize/quantize.h"
 #include "cistron/ops/quantize/quantize_cases.h"
+#include "cistron/ops/quantized_gemm/quantized_gemm.h"
+#include "cistron/ops/quantized_gemm/quantized_gemm_cases.h"
 
 namespace cistron {
 namespace {
@@ -79,7 +83,71 @@ void BenchQuantize(const bench::Options& options, const ops::QuantizeShape& s, D
   }
 }
 
+// Group sizes proportional to 1, 2, 3, 4, 1, 2, …
+Tensor UnevenSplit(std::int64_t groups, std::int64_t rows) {
+  const Tensor splits = Tensor::Zeros({groups}, DType::kI64);
+  std::int64_t weights = 0, left = rows;
+  for (std::int64_t e = 0; e < groups; ++e) weights += e % 4 + 1;
+  for (std::int64_t e = 0; e < groups; ++e) {
+    splits.data<std::int64_t>()[e] = e + 1 == groups ? left : rows * (e % 4 + 1) / weights;
+    left -= splits.data<std::int64_t>()[e];
+  }
+  return splits;
+}
+
+void BenchProducts(const bench::Options& options, const ops::GroupedGemmShape& s,
+                   const ops::QuantizedGemmRecipe& recipe, DType dtype) {
+  const Context ctx;
+  const DType grad = ComputeType(dtype);
+  const Tensor splits = UnevenSplit(s.groups, s.rows);
+  const Tensor x = Random({s.rows, s.k}, dtype, 1), dy = Random({s.rows, s.n}, dtype, 2);
+  const Tensor w = Random({s.groups, s.n, s.k}, dtype, 3);
+  const Tensor y = Tensor::Empty({s.rows, s.n}, dtype), dx = Tensor::Empty({s.rows, s.k}, dtype);
+  const Tensor dw = Tensor::Empty({s.groups, s.n, s.k}, grad);
+  const auto quantized = [&](const Tensor& t, const Tensor& split, const QuantizedLayout& layout) {
+    const QuantizedTensor q = EmptyQuantized(ctx, t.shape(), split, layout, {});
+    Quantize(ctx, t, true, {}, q);
+    return q;
+  };
+  const QuantizedTensor qx = quantized(x, splits, recipe.activation);
+  const QuantizedTensor qw = quantized(w, {}, recipe.weight);
+  const QuantizedTensor qdy = quantized(dy, splits, recipe.gradient);
+  const std::vector<double> t =
+      Alternate(options, {[&] { QuantizedGemmForward(ctx, qx, qw, Write(y)); },
+                          [&] {
+                            GroupedGemmForward(ctx, {x, splits}, w, Write(y));
+                          },
+                          [&] { QuantizedGemmDgrad(ctx, qdy, qw, Write(dx)); },
+                          [&] {
+                            GroupedGemmDgrad(ctx, {dy, splits}, w, Write(dx));
+                          },
+                          [&] { QuantizedGemmWgrad(ctx, qdy, qx, Write(dw)); },
+                          [&] {
+                            GroupedGemmWgrad(ctx, {dy, splits}, {x, splits}, Write(dw));
+                          }});
+  const double gflop = 2e-9 * static_cast<double>(s.rows * s.n * s.k);
+  const char* kinds[] = {"forward", "dgrad", "wgrad"};
+  for (std::size_t i = 0; i < 3; ++i) {
+    fmt::print(
+        "{{\"op\": \"quantized_gemm\", \"kind\": \"{}\", \"recipe\": \"{}\", \"shape\": \"{}\", "
+        "\"beside\": \"{}\", \"isa\": \"{}\", \"threads\": {}, \"gflops\": {:.1f}, "
+        "\"plain_gflops\": {:.1f}, \"ratio\": {:.3f}}}\n",
+        kinds[i], recipe.name, s.name, Name(dtype), ops::InstructionSetInUse(), NumThreads(),
+        gflop / t[2 * i], gflop / t[2 * i + 1], t[2 * i + 1] / t[2 * i]);
+  }
+  std::fflush(stdout);
+}
+
 void Run(const bench::Options& options) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const ops::GroupedGemmShape& s : ops::kGroupedGemmShapes) {
+      BenchProducts(options, s, ops::kQuantizedGemmRecipes[0], dtype);
+    }
+    for (const ops::QuantizedGemmRecipe& recipe : ops::kQuantizedGemmRecipes) {
+      if (&recipe == &ops::kQuantizedGemmRecipes[0]) continue;
+      BenchProducts(options, ops::kGroupedGemmShapes[2], recipe, dtype);
+    }
+  }
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const ops::QuantizeShape& s : ops::kQuantizeShapes) {
       BenchQuantize(options, s, dtype, Scaling::kMxfp8, DType::kE4M3);

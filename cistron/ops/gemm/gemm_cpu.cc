@@ -80,17 +80,6 @@ void ProductF32(const Context& ctx, const GemmProblem& p, const Tensor& a, const
   }
 }
 
-bool HasBf16Product() {
-  static const bool has = [] {
-    if (dnnl_gemm_bf16bf16f32 == nullptr) return false;
-    // What oneDNN may use: an environment variable can lower it below the CPU's. The values are
-    // sets of features.
-    constexpr int kBf16 = dnnl_cpu_isa_avx512_core_bf16;
-    return (static_cast<int>(dnnl_get_effective_cpu_isa()) & kBf16) == kBf16;
-  }();
-  return has;
-}
-
 // A dense f32 copy of a bf16 matrix.
 Tensor Widen(const Context& ctx, const Tensor& t) {
   Tensor wide = ctx.Empty(t.shape(), DType::kF32);
@@ -138,6 +127,17 @@ void WriteZeros(const Output& c) {
 }
 
 }  // namespace
+
+bool HasBf16Product() {
+  static const bool has = [] {
+    if (dnnl_gemm_bf16bf16f32 == nullptr) return false;
+    // What oneDNN may use: an environment variable can lower it below the CPU's. The values are
+    // sets of features.
+    constexpr int kBf16 = dnnl_cpu_isa_avx512_core_bf16;
+    return (static_cast<int>(dnnl_get_effective_cpu_isa()) & kBf16) == kBf16;
+  }();
+  return has;
+}
 
 Support GemmCpuSupports(const GemmProblem& p) {
   if (p.in_dtype == DType::kF32 || p.in_dtype == DType::kBF16) return Support::Yes();

@@ -15,4 +15,7 @@ Support GemmCpuSupports(const GemmProblem& problem);
 void GemmCpu(const Context& ctx, const GemmProblem& problem, const Tensor& a, const Tensor& b,
              const Output& c);
 
+// Whether GemmCpu multiplies bf16 natively; otherwise it widens to f32 first.
+bool HasBf16Product();
+
 }  // namespace cistron::ops::internal

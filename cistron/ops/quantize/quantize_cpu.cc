@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cistron/base/threads.h"
+#include "cistron/ops/quantize/copy_decoder.h"
 #include "cistron/ops/quantize/quantize_impls.h"
 #include "cistron/ops/quantize/quantize_rows.h"
 
@@ -234,19 +235,6 @@ void WithValues(DType dtype, F&& f) {
   }
 }
 
-// The scales of columns [begin, end) of a part, from their row of scales: one a block.
-void LoadScales(const BlockGrid& grid, const QuantizedCopy& q, std::int64_t row, std::int64_t begin,
-                std::int64_t end, float* to) {
-  const std::int64_t first = grid.ScaleCol(begin);
-  const std::int64_t count = begin == end ? 0 : grid.ScaleCol(end - 1) - first + 1;
-  const std::int64_t at = row * grid.scale_cols + first;
-  if (q.scales.dtype() == DType::kE8M0) {
-    DecodeScales(static_cast<const std::uint8_t*>(q.scales.raw()) + at, count, to);
-  } else {
-    std::copy_n(q.scales.data<float>() + at, count, to);
-  }
-}
-
 Support Supports(const QuantizeProblem& p) {
   if (p.dtype == DType::kF32 || p.dtype == DType::kBF16) return Support::Yes();
   return Support::No(fmt::format("dtype {} is not one of f32, bf16", Name(p.dtype)));
@@ -300,22 +288,13 @@ void RunQuantize(const Context&, const QuantizeProblem& p, std::span<const Quant
 
 void RunDequantize(const Context&, const QuantizeProblem& p, const BlockGrid& grid,
                    const QuantizedCopy& q, const Output& y) {
-  const bool add = y.mode == WriteMode::kAccumulate;
+  const CopyDecoder decoder(grid, q, p.format);
   WithValues(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const std::int64_t band = std::max(kTensorBand, grid.block_rows);
-    Tiles(grid, band).ForEach([&](const Tile& tile) {
-      std::array<float, kMaxCols> values;
-      std::int64_t held = -1;  // the row of scales in `values`
-      for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
-        const std::int64_t n = tile.col_end - tile.col_begin;
-        const std::int64_t row = grid.ScaleRow(grid.segments[tile.segment], r);
-        if (row != held) LoadScales(grid, q, row, tile.col_begin, tile.col_end, values.data());
-        held = row;
-        DecodeRow(static_cast<const std::uint8_t*>(q.codes.raw()) + r * grid.cols + tile.col_begin,
-                  n, p.format, values.data(), grid.block_cols == 0 ? n : grid.block_cols, add,
-                  y.tensor.data<T>() + r * y.tensor.stride(0) + tile.col_begin);
-      }
+    Tiles(grid, std::max(kTensorBand, grid.block_rows)).ForEach([&](const Tile& t) {
+      decoder.Decode(
+          t.row_begin, t.row_end, t.col_begin, t.col_end, y.mode == WriteMode::kAccumulate,
+          y.tensor.data<T>() + t.row_begin * y.tensor.stride(0) + t.col_begin, y.tensor.stride(0));
     });
   });
 }

@@ -65,6 +65,14 @@ void DecodeRow(const std::uint8_t* codes, std::int64_t n, DType format, const fl
 void DecodeRowExact(const std::uint8_t* codes, std::int64_t n, DType format, const float* scales,
                     std::int64_t block, bf16* to);
 
+// Smallest and largest of the codes that are at least `lowest` (255 and 0 where there are none),
+// and whether others are below.
+struct CodeRange {
+  std::uint8_t low, high;
+  bool any_below;
+};
+CodeRange ScaleCodeRange(const std::uint8_t* codes, std::int64_t n, std::uint8_t lowest);
+
 // to[j] = the power of two that e8m0 code j stands for.
 void DecodeScales(const std::uint8_t* codes, std::int64_t n, float* to);
 

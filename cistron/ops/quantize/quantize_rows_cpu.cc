@@ -437,6 +437,44 @@ void ScaleValues(const std::uint8_t* codes, std::int64_t n, float* to) {
   for (std::int64_t j = 0; j < n; ++j) to[j] = static_cast<float>(e8m0::FromBits(codes[j]));
 }
 
+CodeRange RangeOfCodes(const std::uint8_t* codes, std::int64_t n, std::uint8_t lowest) {
+  const hn::ScalableTag<std::uint8_t> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  CodeRange range{255, 0, false};
+  const auto include = [&](std::uint8_t code) {
+    if (code < lowest) {
+      range.any_below = true;
+    } else {
+      range.low = std::min(range.low, code);
+      range.high = std::max(range.high, code);
+    }
+  };
+  std::int64_t j = 0;
+  if (n >= lanes) {
+    const auto bound = hn::Set(d, lowest);
+    auto low = hn::Set(d, std::uint8_t{255}), least = low, high = hn::Zero(d);
+    for (; j + lanes <= n; j += lanes) {
+      const auto code = hn::LoadU(d, codes + j);
+      // Codes below count as 255 for the smallest and do not matter for the largest.
+      const auto at_least = hn::Eq(hn::Max(code, bound), code);
+      low = hn::Min(low, hn::IfThenElse(at_least, code, hn::Set(d, std::uint8_t{255})));
+      high = hn::Max(high, code);
+      least = hn::Min(least, code);
+    }
+    HWY_ALIGN std::uint8_t lows[hn::MaxLanes(d)], highs[hn::MaxLanes(d)], leasts[hn::MaxLanes(d)];
+    hn::Store(low, d, lows);
+    hn::Store(high, d, highs);
+    hn::Store(least, d, leasts);
+    for (std::int64_t i = 0; i < lanes; ++i) {
+      range.low = std::min(range.low, lows[i]);
+      if (highs[i] >= lowest) range.high = std::max(range.high, highs[i]);
+      range.any_below = range.any_below || leasts[i] < lowest;
+    }
+  }
+  for (; j < n; ++j) include(codes[j]);
+  return range;
+}
+
 // Entry points of one instruction set: the format becomes a type.
 template <class F>
 HWY_INLINE void WithFormat(DType format, F&& f) {
@@ -573,6 +611,7 @@ HWY_EXPORT(RowBlocksBF16);
 HWY_EXPORT(DecodeF32);
 HWY_EXPORT(DecodeBF16);
 HWY_EXPORT(DecodeExact);
+HWY_EXPORT(RangeOfCodes);
 HWY_EXPORT(ScaleValues);
 
 }  // namespace
@@ -639,6 +678,9 @@ void DecodeRow(const std::uint8_t* codes, std::int64_t n, DType format, const fl
 void DecodeRowExact(const std::uint8_t* codes, std::int64_t n, DType format, const float* scales,
                     std::int64_t block, bf16* to) {
   HWY_DYNAMIC_DISPATCH(DecodeExact)(codes, n, format, scales, block, to);
+}
+CodeRange ScaleCodeRange(const std::uint8_t* codes, std::int64_t n, std::uint8_t lowest) {
+  return HWY_DYNAMIC_DISPATCH(RangeOfCodes)(codes, n, lowest);
 }
 void DecodeScales(const std::uint8_t* codes, std::int64_t n, float* to) {
   HWY_DYNAMIC_DISPATCH(ScaleValues)(codes, n, to);

@@ -76,7 +76,7 @@ void RunRows(const Context& ctx, std::string_view op, QuantizedGemmKind kind,
 }  // namespace
 
 std::span<const QuantizedGemmImpl> QuantizedGemmImpls() {
-  static const std::array impls = {internal::RefQuantizedGemm()};
+  static const std::array impls = {internal::CpuQuantizedGemm(), internal::RefQuantizedGemm()};
   return impls;
 }
 

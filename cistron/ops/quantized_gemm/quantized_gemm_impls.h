@@ -5,6 +5,9 @@
 
 namespace cistron::ops::internal {
 
+// Decodes into panels and multiplies those with GemmCpu.
+QuantizedGemmImpl CpuQuantizedGemm();
+
 // Scalar reference: f32 sums in the order of the formulas.
 QuantizedGemmImpl RefQuantizedGemm();
 
