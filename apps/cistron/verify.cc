@@ -17,14 +17,16 @@ class VerifyCommand final : public Command {
   }
   std::string footer() const override {
     return "PATH is a model folder: config.json, model.safetensors, golden.safetensors, "
-           "about.json.\n"
+           "about.json;\n"
+           "or a file of numerics: 8-bit formats, products, router, permutation, schedule.\n"
            "Prints the worst error of each quantity beside its bound; exit status 1 beyond one.\n"
            "Examples:\n"
            "  cistron verify tests/golden/mixtral_tiny\n"
-           "  cistron verify tests/golden/mixtral_gqa8 --precision bf16";
+           "  cistron verify tests/golden/mixtral_gqa8 --precision bf16\n"
+           "  cistron verify tests/golden/numerics.safetensors";
   }
   void Declare(Options& options) override {
-    options.Positional("PATH", path_, "folder with golden values");
+    options.Positional("PATH", path_, "folder or file with golden values");
     options.Choice("--device", device_, {"cpu"}, "where to compute");
     options.Choice("--precision", precision_, {"fp64", "fp32", "bf16"}, "number format");
     options.Option("--threads", threads_, "0: all that the machine grants");
@@ -32,8 +34,10 @@ class VerifyCommand final : public Command {
 
   int Run() override {
     if (threads_ > 0) SetNumThreads(static_cast<int>(threads_));
+    const bool numerics = std::filesystem::is_regular_file(path_);
     const train::VerifyReport report =
-        train::VerifyModel(ops::Context(), path_, ParsePrecision(precision_));
+        numerics ? train::VerifyNumerics(ops::Context(), path_)
+                 : train::VerifyModel(ops::Context(), path_, ParsePrecision(precision_));
     fmt::print("{}", train::FormatVerifyReport(report));
     return report.ok() ? kOk : kCheckFailed;
   }

@@ -251,11 +251,14 @@ VerifyReport VerifyModel(const ops::Context& ctx, const std::filesystem::path& d
 }
 
 std::string FormatVerifyReport(const VerifyReport& report) {
-  std::string text = fmt::format("{}\n  {:<18} {:>12} {:>12}\n", report.path.string(), "quantity",
-                                 "worst error", "bound");
+  const bool counted = !report.rows.empty() && report.rows.front().compared > 0;
+  std::string text =
+      fmt::format("{}\n  {:<26} {:>9} {:>9} {:>12} {:>12}\n", report.path.string(), "quantity",
+                  counted ? "values" : "", counted ? "compared" : "", "worst error", "bound");
   for (const VerifyRow& row : report.rows) {
-    text += fmt::format("  {:<18} {:>12.3e} {:>12.3e}  {}\n", row.quantity, row.error, row.bound,
-                        row.ok ? "ok" : "FAILED");
+    text += fmt::format("  {:<26} {:>9} {:>9} {:>12.3e} {:>12.3e}  {}\n", row.quantity,
+                        counted ? fmt::format("{}", row.compared) : "", counted ? row.how : "",
+                        row.error, row.bound, row.ok ? "ok" : "FAILED");
   }
   if (!report.note.empty()) text += fmt::format("  note: {}\n", report.note);
   return text;

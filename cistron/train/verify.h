@@ -36,6 +36,8 @@ struct VerifyRow {
   double error = 0;
   double bound = 0;
   bool ok = false;
+  std::string how = "bound";  // or "bitwise": then `error` counts the values that differ
+  std::int64_t compared = 0;  // values, where they are counted
 };
 
 struct VerifyReport {
@@ -49,6 +51,12 @@ struct VerifyReport {
 // tensor.
 VerifyReport VerifyModel(const ops::Context& ctx, const std::filesystem::path& directory,
                          DType precision);
+
+// A file of golden numerics (tests/golden/README.md, "numerics"): formats, scales, products,
+// activation, router, permutation and schedule, of whatever shapes the file holds. Codes, scales,
+// routing and permutation are compared bit for bit, all else under derived bounds. A tensor that
+// is not recognised is a failure.
+VerifyReport VerifyNumerics(const ops::Context& ctx, const std::filesystem::path& file);
 
 // A table for a terminal, one row a quantity.
 std::string FormatVerifyReport(const VerifyReport& report);
