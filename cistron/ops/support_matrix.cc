@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cistron/ops/activation/activation.h"
+#include "cistron/ops/activation/scaled_activation.h"
 #include "cistron/ops/attention/attention.h"
 #include "cistron/ops/cross_entropy/cross_entropy.h"
 #include "cistron/ops/embedding/embedding.h"
@@ -98,6 +99,14 @@ std::vector<SupportRow> SupportMatrix() {
         return SwiGluProblem{t, kRows, kFfn};
       },
       rows);
+  for (const ActivationKind kind : kActivationKinds) {
+    Ask(
+        fmt::format("activation {}", Name(kind)), ScaledActivationImpls(),
+        [&](DType t) {
+          return ScaledActivationProblem{t, {.kind = kind}, kRows, kFfn};
+        },
+        rows);
+  }
   Ask(
       "norm", RmsNormImpls(),
       [](DType t) {

@@ -1,0 +1,119 @@
+// GroupedLinear → ScaledActivation → GroupedLinear of every kind.
+#include "cistron/nn/scaled_activation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cistron/nn/grouped_linear.h"
+#include "cistron/nn/scaled_swiglu.h"
+#include "cistron/nn/sequential.h"
+#include "cistron/testing/gradient_check.h"
+#include "cistron/testing/poison.h"
+#include "cistron/testing/random.h"
+
+namespace cistron::nn {
+namespace {
+
+using testing::Agrees;
+
+constexpr std::int64_t kHidden = 7, kFfn = 6, kExperts = 4;
+
+struct Experts {
+  Experts(std::unique_ptr<BasicOp> activation, bool gated, DType dtype)
+      : store(ops::Context(), dtype) {
+    layers.Append(
+        std::make_unique<GroupedLinear>(GroupedLinearOptions{.num_groups = kExperts,
+                                                             .in_features = kHidden,
+                                                             .out_features = (gated ? 2 : 1) * kFfn,
+                                                             .out_parts = gated ? 2 : 1,
+                                                             .name = "gate_up",
+                                                             .store = &store}));
+    layers.Append(std::move(activation));
+    layers.Append(std::make_unique<GroupedLinear>(GroupedLinearOptions{.num_groups = kExperts,
+                                                                       .in_features = kFfn,
+                                                                       .out_features = kHidden,
+                                                                       .name = "down",
+                                                                       .store = &store}));
+    store.Initialize(7, 0.5);
+  }
+  Experts(const ops::ActivationConfig& config, DType dtype)
+      : Experts(std::make_unique<ScaledActivation>(config), ops::IsGated(config.kind), dtype) {}
+
+  LocalParameterStore store;
+  Sequential layers;
+};
+
+const Tensor& Counts() {
+  static const std::int64_t counts[] = {0, 1, 7, 3};
+  static const Tensor t = Tensor::FromSpan<std::int64_t>({kExperts}, counts);
+  return t;
+}
+constexpr std::int64_t kRows = 11;
+
+TEST(ScaledActivationOp, GradientByCentralDifferences) {
+  for (const ops::ActivationKind kind : ops::kActivationKinds) {
+    for (const std::int64_t g : {0, 2}) {
+      if (g > 0 && !ops::IsGated(kind)) continue;
+      SCOPED_TRACE(fmt::format("{} interleave {}", ops::Name(kind), g));
+      Experts e({.kind = kind, .glu_interleave_size = g}, DType::kF64);
+      const ops::Context ctx;
+      const Tensor x = testing::Normal({kRows, kHidden}, DType::kF64, "x");
+      const Tensor scale = testing::Uniform({kRows}, DType::kF64, "scale");
+      const Tensor dy = testing::Normal({kRows, kHidden}, DType::kF64, "dy");
+      const auto loss = [&] {
+        e.store.MarkChanged();
+        const Tensor y = e.layers.Forward(ctx, x, {.split_sizes = Counts(), .scale = scale}, {});
+        double sum = 0;
+        for (std::int64_t i = 0; i < y.numel(); ++i) {
+          sum += y.span<double>()[static_cast<std::size_t>(i)] * dy.data<double>()[i];
+        }
+        return sum;
+      };
+      Saved saved;
+      e.layers.Forward(ctx, x, {.split_sizes = Counts(), .scale = scale}, &saved);
+      const Tensor dscale = Tensor::Empty({kRows}, DType::kF64);
+      const Tensor dx = e.layers.Backward(ctx, dy, {.scale = ops::Write(dscale)}, saved);
+      std::vector<Tensor> at = {x, scale}, gradients = {dx, dscale};
+      for (const auto& p : e.store.parameters()) {
+        at.push_back(p.master);
+        gradients.push_back(p.grad.Clone());
+      }
+      EXPECT_TRUE(Agrees(testing::CheckGradientAlong("experts", loss, at, gradients)));
+      // An expert without tokens has a gradient of zeros.
+      const Tensor none = gradients[2].Select(0);
+      for (const double v : none.span<double>()) EXPECT_EQ(v, 0);
+    }
+  }
+}
+
+// The plain SwiGLU kind does what ScaledSwiGLU does, bit for bit; only ScaledSwiGLU fuses, and
+// Explain says so.
+TEST(ScaledActivationOp, PlainSwiGluEqualsScaledSwiGlu) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Experts a({.kind = ops::ActivationKind::kSwiGlu}, dtype);
+    Experts b(std::make_unique<ScaledSwiGLU>(), true, dtype);
+    const ops::Context ctx;
+    const Tensor x = testing::Pad(testing::Normal({kRows, kHidden}, dtype, "x"), 2).whole;
+    const Tensor scale = testing::Pad(testing::Uniform({kRows}, DType::kF32, "s"), 2).whole;
+    const auto run = [&](const Experts& e) {
+      return e.layers.Forward(ctx, x, {.split_sizes = Counts(), .scale = scale}, nullptr)
+          .Slice(0, 0, kRows);
+    };
+    EXPECT_TRUE(Agrees(check::CompareBitwise("y", run(a), run(b))));
+    EXPECT_EQ(b.layers.MakePlan(ctx, dtype, true).forward.size(), 1u);
+    EXPECT_EQ(a.layers.MakePlan(ctx, dtype, true).forward.size(), 3u);
+    EXPECT_THAT(a.layers.Explain(ctx, dtype), ::testing::HasSubstr("ScaledActivation"));
+  }
+}
+
+TEST(ScaledActivationOp, ErrorsNameTheOp) {
+  const ScaledActivation op({.kind = ops::ActivationKind::kGeGlu}, "layer 3");
+  EXPECT_THAT(
+      [&] {
+        op.Forward(ops::Context(), Tensor::Zeros({2, 5}, DType::kF32), {}, nullptr);
+      },
+      ::testing::ThrowsMessage<Error>(::testing::HasSubstr("layer 3: x is f32 [2, 5]")));
+}
+
+}  // namespace
+}  // namespace cistron::nn
