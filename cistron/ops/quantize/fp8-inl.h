@@ -102,6 +102,47 @@ HWY_INLINE void StoreCodePair(const SignedVec (&codes)[2], std::uint8_t* to) {
   StoreCodes(codes[1], to + kLanes);
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// 2·kLanes elements of bf16 as they are.
+using HalfTag = hn::Repartition<std::int16_t, FloatTag>;
+using HalfVec = hn::Vec<HalfTag>;
+HWY_INLINE HalfVec LoadHalves(const bf16* x) {
+  return hn::LoadU(HalfTag(), reinterpret_cast<const std::int16_t*>(x));
+}
+
+// What EncodeHalves takes from a magnitude: the exponent of the block's scale less the bias.
+template <class Q>
+HWY_INLINE SignedVec Subtrahends(SignedVec scale_codes) {
+  const SignedTag d;
+  const SignedVec code = hn::Max(scale_codes, hn::Set(d, 32));
+  return hn::ShiftLeft<7>(hn::Sub(code, hn::Set(d, Fp8<Q>::kBias)));
+}
+
+// Blocks whose largest magnitude is below this are too small for EncodeHalves, unless it is 0.
+inline constexpr std::int32_t kSmallestForHalves = (127 - 80) << 23;
+
+// The codes of bf16 elements of MXFP8 blocks, in half the width of EncodeFinite: exponents are
+// moved by subtraction. False, and nothing is stored, if one of them may have a subnormal code.
+template <class Q>
+HWY_INLINE bool EncodeHalves(HalfVec h, HalfVec subtrahend, std::uint8_t* codes) {
+  const HalfTag d;
+  constexpr int kShift = 7 - Fp8<Q>::kMantissa;
+  const HalfVec moved = hn::Sub(hn::And(h, hn::Set(d, 0x7fff)), subtrahend);
+  // From half of the smallest subnormal to the smallest normal.
+  const auto subnormal = hn::And(hn::Gt(moved, hn::Set(d, -(Fp8<Q>::kMantissa << 7) - 1)),
+                                 hn::Lt(moved, hn::Set(d, 0x80)));
+  if (HWY_UNLIKELY(!hn::AllFalse(d, subnormal))) return false;
+  const HalfVec m = hn::Max(moved, hn::Zero(d));
+  const HalfVec odd = hn::And(hn::ShiftRight<kShift>(m), hn::Set(d, 1));
+  const HalfVec code =
+      hn::ShiftRight<kShift>(hn::Add(hn::Add(m, hn::Set(d, (1 << (kShift - 1)) - 1)), odd));
+  const HalfVec sign = hn::And(hn::ShiftRight<8>(h), hn::Set(d, 0x80));
+  const hn::Rebind<std::uint8_t, HalfTag> d8;
+  hn::StoreU(hn::DemoteTo(d8, hn::Or(code, sign)), d8, codes);
+  return true;
+}
+#endif
+
 // kLanes codes as f32.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 // A code widened to an f16 is its value but for the bias (e5m2: exactly its value), and the

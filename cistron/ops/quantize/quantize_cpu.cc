@@ -150,6 +150,8 @@ void QuantizeColumns(const Job& job, const Tile& tile, std::int64_t ahead, Colum
   const bool mx = IsMx(job);
   const bool finite = MaxMagnitude(largest.data(), n) < kInfMagnitude;
   std::array<float, kMaxCols> multipliers;
+  std::array<std::int16_t, kMaxCols> moves;
+  bool common = true;  // all blocks are of common size
   // The largest magnitude of some columns, without NaN for MXFP8.
   const auto magnitude = [&](std::int64_t begin, std::int64_t end) {
     const std::uint32_t most = MaxMagnitude(largest.data() + begin, end - begin);
@@ -163,7 +165,8 @@ void QuantizeColumns(const Job& job, const Tile& tile, std::int64_t ahead, Colum
         largest[static_cast<std::size_t>(j)] = T(std::bit_cast<float>(magnitude(j, j + 1)));
       }
     }
-    Mxfp8Scales(largest.data(), n, format, ScaleBytes(to) + scale_at, multipliers.data());
+    common = Mxfp8Scales(largest.data(), n, format, ScaleBytes(to) + scale_at, multipliers.data(),
+                         moves.data());
   } else if (grid.block_cols == 1) {
     F32Scales(largest.data(), n, format, job.power_of_two, to.copy.scales.data<float>() + scale_at,
               multipliers.data());
@@ -172,21 +175,27 @@ void QuantizeColumns(const Job& job, const Tile& tile, std::int64_t ahead, Colum
       const std::int64_t end = std::min(begin + grid.block_cols, n);
       const float most = AmaxOf(magnitude(begin, end));
       float multiplier = 0;
+      std::int16_t move = 0;
       if (mx) {
-        std::array<float, kMultiplierPad> unused;
-        Mxfp8Scales(&most, 1, format, ScaleBytes(to) + scale_at + block, unused.data());
-        multiplier = unused.front();
+        std::array<float, kMultiplierPad> multiplier_group;
+        std::array<std::int16_t, kMultiplierPad> move_group;
+        common = Mxfp8Scales(&most, 1, format, ScaleBytes(to) + scale_at + block,
+                             multiplier_group.data(), move_group.data()) &&
+                 common;
+        multiplier = multiplier_group.front();
+        move = move_group.front();
       } else {
         multiplier = ScaleFromAmax(most, format, job.power_of_two);
         to.copy.scales.data<float>()[scale_at + block] = 1.0f / multiplier;
       }
       const std::int64_t padded = (end + kMultiplierPad - 1) / kMultiplierPad * kMultiplierPad;
       std::fill(multipliers.begin() + begin, multipliers.begin() + padded, multiplier);
+      std::fill(moves.begin() + begin, moves.begin() + padded, move);
     }
   }
   for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
-    EncodeRow(At<T>(job.x, r, tile.col_begin), n, format, multipliers.data(), mx && finite, ahead,
-              CodesAt(to, r, tile.col_begin));
+    EncodeRow(At<T>(job.x, r, tile.col_begin), n, format, multipliers.data(),
+              common ? moves.data() : nullptr, mx && finite, ahead, CodesAt(to, r, tile.col_begin));
   }
 }
 

@@ -222,6 +222,35 @@ void ExpectSame(const Made& got, const Made& expected) {
   }
 }
 
+// Every bf16 up to the largest of its block, whatever the size of that: normal codes, subnormal
+// ones and what rounds to zero, alone and among each other.
+TEST(QuantizeExact, EveryBf16InBlocksOfEverySize) {
+  for (const int exponent : {0, 100, -60, -88, -100, -125}) {
+    const Tensor x = Tensor::Empty({32 * 36, 32 * 36}, DType::kBF16);
+    const bf16 largest(std::ldexp(1.75f, exponent));
+    for (std::int64_t i = 0; i < x.numel(); ++i) {
+      const std::int64_t r = i / x.dim(1), c = i % x.dim(1);
+      const bool anchor = r % 32 == 0 || c % 32 == 0;
+      // Some rows of blocks hold neighbours in value, the others all sizes together.
+      const std::int64_t draw = r / 32 % 2 == 0 ? i / 9 : i * 7919;
+      const auto bits = static_cast<std::uint16_t>(draw % (largest.bits + 1));
+      const auto sign = static_cast<std::uint16_t>(i % 2 << 15);
+      x.data<bf16>()[i] =
+          bf16::FromBits(static_cast<std::uint16_t>((anchor ? largest.bits : bits) | sign));
+    }
+    for (const DType format : kFormats) {
+      for (const Scaling scaling : {Scaling::kMxfp8, Scaling::kMxfp8Block32x32}) {
+        SCOPED_TRACE(fmt::format("2^{} {} {}", exponent, Name(format), Name(scaling)));
+        const QuantizeCase c{"every bf16", x.shape()};
+        const Made expected = MakeCase(Context().WithImpl("ref"), x, c, scaling, format, true, {});
+        ForAllButReference([&](const Context& ctx) {
+          ExpectSame(MakeCase(ctx, x, c, scaling, format, true, {}), expected);
+        });
+      }
+    }
+  }
+}
+
 // Poison stays where no group's rows are, so equal bytes say that those are untouched.
 TEST(QuantizeExact, EveryCaseIsTheReferenceBitForBit) {
   for (const QuantizeCase& c : QuantizeCases()) {

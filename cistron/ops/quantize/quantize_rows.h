@@ -26,11 +26,12 @@ void MaxMagnitudes(const bf16* x, std::int64_t n, bf16* largest);
 // order.
 inline constexpr std::int64_t kMultiplierPad = 32;
 
-// MXFP8's codes of blocks whose largest magnitudes are these, none of them NaN, and 2^(127 − code).
-void Mxfp8Scales(const float* largest, std::int64_t n, DType format, std::uint8_t* codes,
-                 float* multipliers);
-void Mxfp8Scales(const bf16* largest, std::int64_t n, DType format, std::uint8_t* codes,
-                 float* multipliers);
+// MXFP8's codes of blocks whose largest magnitudes are these, none of them NaN; 2^(127 − code); and
+// `moves`, which EncodeRow may use instead if all blocks are of common size: true if they are.
+bool Mxfp8Scales(const float* largest, std::int64_t n, DType format, std::uint8_t* codes,
+                 float* multipliers, std::int16_t* moves);
+bool Mxfp8Scales(const bf16* largest, std::int64_t n, DType format, std::uint8_t* codes,
+                 float* multipliers, std::int16_t* moves);
 
 // The same for f32 scales: multipliers as ScaleFromAmax, NaN among the magnitudes included, and
 // scales[j] = 1 / multiplier of j.
@@ -40,12 +41,14 @@ void F32Scales(const bf16* largest, std::int64_t n, DType format, bool power_of_
                float* multipliers);
 
 // codes[j] = fp8(x[j] · multiplier of j). `finite`: no element is NaN or Inf, and no product
-// exceeds the format's maximum by more than an ulp of f32, as in MXFP8 blocks. What lies `ahead`
+// exceeds the format's maximum by more than an ulp of f32, as in MXFP8 blocks; only then may there
+// be `moves`, of every column (null where not all blocks are of common size; bf16 is faster with
+// them). What lies `ahead`
 // elements after x is asked for, to be read next.
-void EncodeRow(const float* x, std::int64_t n, DType format, const float* multipliers, bool finite,
-               std::int64_t ahead, std::uint8_t* codes);
-void EncodeRow(const bf16* x, std::int64_t n, DType format, const float* multipliers, bool finite,
-               std::int64_t ahead, std::uint8_t* codes);
+void EncodeRow(const float* x, std::int64_t n, DType format, const float* multipliers,
+               const std::int16_t* moves, bool finite, std::int64_t ahead, std::uint8_t* codes);
+void EncodeRow(const bf16* x, std::int64_t n, DType format, const float* multipliers,
+               const std::int16_t* moves, bool finite, std::int64_t ahead, std::uint8_t* codes);
 // With one multiplier, any values.
 void EncodeRow(const float* x, std::int64_t n, DType format, float multiplier, std::uint8_t* codes);
 void EncodeRow(const bf16* x, std::int64_t n, DType format, float multiplier, std::uint8_t* codes);

@@ -22,6 +22,14 @@ using ops::HWY_NAMESPACE::Encode;
 using ops::HWY_NAMESPACE::EncodeFinite;
 using ops::HWY_NAMESPACE::FloatTag;
 using ops::HWY_NAMESPACE::FloatVec;
+#if HWY_TARGET != HWY_SCALAR
+using ops::HWY_NAMESPACE::EncodeHalves;
+using ops::HWY_NAMESPACE::HalfTag;
+using ops::HWY_NAMESPACE::HalfVec;
+using ops::HWY_NAMESPACE::kSmallestForHalves;
+using ops::HWY_NAMESPACE::LoadHalves;
+using ops::HWY_NAMESPACE::Subtrahends;
+#endif
 using ops::HWY_NAMESPACE::kLanes;
 using ops::HWY_NAMESPACE::LoadFloat;
 using ops::HWY_NAMESPACE::LoadFloats;
@@ -128,31 +136,57 @@ HWY_INLINE FloatVec Multipliers(SignedVec codes) {
   return hn::BitCast(FloatTag(), hn::Max(bits, hn::Set(d, 0x400000)));  // 2^-127 for 254
 }
 
-// kPair columns.
+// kPair columns. Returns whether EncodeHalves may be used, Inf apart.
 template <class Q, class T>
-HWY_INLINE void ScalesPair(const T* largest, std::uint8_t* codes, float* multipliers) {
+HWY_INLINE bool ScalesPair(const T* largest, std::uint8_t* codes, float* multipliers,
+                           std::int16_t* moves) {
+  const SignedTag d;
   FloatVec v[2];
   LoadFloats(largest, v);
   SignedVec code[2];
+  bool common = true;
   for (int i = 0; i < 2; ++i) {
-    const FloatVec magnitude =
-        hn::And(v[i], hn::BitCast(FloatTag(), hn::Set(SignedTag(), 0x7fffffff)));
-    code[i] = ScaleCodes<Q>(magnitude);
+    const SignedVec bits = hn::And(hn::BitCast(d, v[i]), hn::Set(d, 0x7fffffff));
+    code[i] = ScaleCodes<Q>(hn::BitCast(FloatTag(), bits));
     hn::StoreU(Multipliers(code[i]), FloatTag(), multipliers + i * kLanes);
+#if HWY_TARGET != HWY_SCALAR
+    const auto small =
+        hn::And(hn::Gt(bits, hn::Zero(d)), hn::Lt(bits, hn::Set(d, kSmallestForHalves)));
+    common = common && hn::AllFalse(d, small);
+#endif
   }
   StoreCodePair<T>(code, codes);
+#if HWY_TARGET != HWY_SCALAR
+  const SignedVec m0 = Subtrahends<Q>(code[0]), m1 = Subtrahends<Q>(code[1]);
+  if constexpr (sizeof(T) == 2) {  // LoadFloats takes even and odd elements apart
+    const SignedVec pairs = hn::Or(hn::And(m0, hn::Set(d, 0xffff)), hn::ShiftLeft<16>(m1));
+    hn::StoreU(hn::BitCast(HalfTag(), pairs), HalfTag(), moves);
+  } else {
+    const hn::Rebind<std::int16_t, FloatTag> narrow;
+    hn::StoreU(hn::DemoteTo(narrow, m0), narrow, moves);
+    hn::StoreU(hn::DemoteTo(narrow, m1), narrow, moves + kLanes);
+  }
+#else
+  std::fill_n(moves, kPair, std::int16_t{0});
+#endif
+  return common;
 }
 
 template <class Q, class T>
-void ScalesRow(const T* largest, std::int64_t n, std::uint8_t* codes, float* multipliers) {
+bool ScalesRow(const T* largest, std::int64_t n, std::uint8_t* codes, float* multipliers,
+               std::int16_t* moves) {
+  bool common = true;
   std::int64_t j = 0;
-  for (; j + kPair <= n; j += kPair) ScalesPair<Q>(largest + j, codes + j, multipliers + j);
+  for (; j + kPair <= n; j += kPair) {
+    common &= ScalesPair<Q>(largest + j, codes + j, multipliers + j, moves + j);
+  }
   if (j < n) {
     const Tail<T> tail(largest + j, n - j);
     Tail<std::uint8_t> code_tail;
-    ScalesPair<Q>(tail.values, code_tail.values, multipliers + j);
+    common &= ScalesPair<Q>(tail.values, code_tail.values, multipliers + j, moves + j);
     code_tail.CopyTo(codes + j, n - j);
   }
+  return common;
 }
 
 // s of the "others" of quantize.h.
@@ -245,9 +279,41 @@ HWY_INLINE void EncodeWith(const T* x, std::int64_t n, const float* multipliers,
   }
 }
 
+#if HWY_TARGET != HWY_SCALAR
+template <class Q>
+HWY_INLINE void EncodeMoved(const bf16* x, std::int64_t n, const float* multipliers,
+                            const std::int16_t* moves, std::int64_t ahead, std::uint8_t* codes) {
+  const FloatTag d;
+  constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(bf16));
+  const auto pair = [&](const bf16* from, std::int64_t j, std::uint8_t* to) HWY_ATTR {
+    if (EncodeHalves<Q>(LoadHalves(from), hn::LoadU(HalfTag(), moves + j), to)) return;
+    EncodePair<true, Q>(from, hn::LoadU(d, multipliers + j), hn::LoadU(d, multipliers + j + kLanes),
+                        to);
+  };
+  std::int64_t j = 0;
+  for (; j + kPair <= n; j += kPair) {
+    for (std::int64_t i = 0; i < kPair; i += kLine) __builtin_prefetch(x + j + i + ahead);
+    pair(x + j, j, codes + j);
+  }
+  if (j < n) {
+    const Tail<bf16> tail(x + j, n - j);
+    Tail<std::uint8_t> code_tail;
+    pair(tail.values, j, code_tail.values);
+    code_tail.CopyTo(codes + j, n - j);
+  }
+}
+#endif
+
 template <class Q, class T>
-void EncodeByColumn(const T* x, std::int64_t n, const float* multipliers, bool finite,
-                    std::int64_t ahead, std::uint8_t* codes) {
+void EncodeByColumn(const T* x, std::int64_t n, const float* multipliers, const std::int16_t* moves,
+                    bool finite, std::int64_t ahead, std::uint8_t* codes) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (sizeof(T) == 2) {
+    if (finite && moves != nullptr) {
+      return EncodeMoved<Q>(x, n, multipliers, moves, ahead, codes);
+    }
+  }
+#endif
   if (finite) {
     EncodeWith<true, Q>(x, n, multipliers, ahead, codes);
   } else {
@@ -348,6 +414,9 @@ void RowMxfp8(const T* x, std::int64_t n, std::uint8_t* codes, std::uint8_t* sca
   const FloatTag d;
   HWY_ALIGN std::int32_t largest[kBlocksAtOnce];
   HWY_ALIGN float multipliers[kBlocksAtOnce];
+#if HWY_TARGET != HWY_SCALAR
+  HWY_ALIGN std::int16_t moves[kBlocksAtOnce];
+#endif
   HWY_ALIGN std::uint8_t scale_codes[kBlocksAtOnce];
   while (n >= kBlock) {
     const std::int64_t count = std::min(n / kBlock, kBlocksAtOnce);
@@ -356,6 +425,10 @@ void RowMxfp8(const T* x, std::int64_t n, std::uint8_t* codes, std::uint8_t* sca
       const SignedVec code = ScaleCodes<Q>(hn::BitCast(d, hn::Load(SignedTag(), largest + b)));
       StoreCodes(code, scale_codes + b);
       hn::Store(Multipliers(code), d, multipliers + b);
+#if HWY_TARGET != HWY_SCALAR
+      const hn::Rebind<std::int16_t, FloatTag> narrow;
+      hn::StoreU(hn::DemoteTo(narrow, Subtrahends<Q>(code)), narrow, moves + b);
+#endif
     }
     for (std::int64_t b = 0; b < count; ++b) {
       if (HWY_UNLIKELY(static_cast<std::uint32_t>(largest[b]) >= kInfMagnitude)) {
@@ -364,6 +437,13 @@ void RowMxfp8(const T* x, std::int64_t n, std::uint8_t* codes, std::uint8_t* sca
       }
       const FloatVec by = hn::Set(d, multipliers[b]);
       for (std::int64_t j = b * kBlock; j < (b + 1) * kBlock; j += kPair) {
+#if HWY_TARGET != HWY_SCALAR
+        if constexpr (sizeof(T) == 2) {
+          const bool common = largest[b] == 0 || largest[b] >= kSmallestForHalves;
+          const HalfVec move = hn::Set(HalfTag(), moves[b]);
+          if (common && EncodeHalves<Q>(LoadHalves(x + j), move, codes + j)) continue;
+        }
+#endif
         EncodePair<true, Q>(x + j, by, by, codes + j);
       }
     }
@@ -498,19 +578,21 @@ void ColumnMaxBF16(const bf16* x, std::int64_t n, bf16* to) {
   ColumnMax(x, n, to);
 }
 template <class T>
-void ScalesAny(const T* largest, std::int64_t n, DType format, std::uint8_t* codes,
-               float* multipliers) {
+bool ScalesAny(const T* largest, std::int64_t n, DType format, std::uint8_t* codes,
+               float* multipliers, std::int16_t* moves) {
+  bool common = false;
   WithFormat(format, [&](auto q) HWY_ATTR {
-    ScalesRow<typename decltype(q)::type>(largest, n, codes, multipliers);
+    common = ScalesRow<typename decltype(q)::type>(largest, n, codes, multipliers, moves);
   });
+  return common;
 }
-void ScalesF32(const float* largest, std::int64_t n, DType format, std::uint8_t* codes,
-               float* multipliers) {
-  ScalesAny(largest, n, format, codes, multipliers);
+bool ScalesF32(const float* largest, std::int64_t n, DType format, std::uint8_t* codes,
+               float* multipliers, std::int16_t* moves) {
+  return ScalesAny(largest, n, format, codes, multipliers, moves);
 }
-void ScalesBF16(const bf16* largest, std::int64_t n, DType format, std::uint8_t* codes,
-                float* multipliers) {
-  ScalesAny(largest, n, format, codes, multipliers);
+bool ScalesBF16(const bf16* largest, std::int64_t n, DType format, std::uint8_t* codes,
+                float* multipliers, std::int16_t* moves) {
+  return ScalesAny(largest, n, format, codes, multipliers, moves);
 }
 void F32ScalesF32(const float* largest, std::int64_t n, DType format, bool power_of_two,
                   float* scales, float* multipliers) {
@@ -521,10 +603,11 @@ void F32ScalesBF16(const bf16* largest, std::int64_t n, DType format, bool power
   F32ScalesRow(largest, n, format, power_of_two, scales, multipliers);
 }
 template <class T>
-void EncodeColumns(const T* x, std::int64_t n, DType format, const float* multipliers, bool finite,
-                   std::int64_t ahead, std::uint8_t* codes) {
+void EncodeColumns(const T* x, std::int64_t n, DType format, const float* multipliers,
+                   const std::int16_t* moves, bool finite, std::int64_t ahead,
+                   std::uint8_t* codes) {
   WithFormat(format, [&](auto q) HWY_ATTR {
-    EncodeByColumn<typename decltype(q)::type>(x, n, multipliers, finite, ahead, codes);
+    EncodeByColumn<typename decltype(q)::type>(x, n, multipliers, moves, finite, ahead, codes);
   });
 }
 template <class T>
@@ -548,12 +631,14 @@ void DecodeFormat(const std::uint8_t* codes, std::int64_t n, DType format, const
 }
 
 void EncodeColumnsF32(const float* x, std::int64_t n, DType format, const float* multipliers,
-                      bool finite, std::int64_t ahead, std::uint8_t* codes) {
-  EncodeColumns(x, n, format, multipliers, finite, ahead, codes);
+                      const std::int16_t* moves, bool finite, std::int64_t ahead,
+                      std::uint8_t* codes) {
+  EncodeColumns(x, n, format, multipliers, moves, finite, ahead, codes);
 }
 void EncodeColumnsBF16(const bf16* x, std::int64_t n, DType format, const float* multipliers,
-                       bool finite, std::int64_t ahead, std::uint8_t* codes) {
-  EncodeColumns(x, n, format, multipliers, finite, ahead, codes);
+                       const std::int16_t* moves, bool finite, std::int64_t ahead,
+                       std::uint8_t* codes) {
+  EncodeColumns(x, n, format, multipliers, moves, finite, ahead, codes);
 }
 void EncodeOneF32(const float* x, std::int64_t n, DType format, float multiplier,
                   std::uint8_t* codes) {
@@ -628,13 +713,13 @@ void MaxMagnitudes(const float* x, std::int64_t n, float* largest) {
 void MaxMagnitudes(const bf16* x, std::int64_t n, bf16* largest) {
   HWY_DYNAMIC_DISPATCH(ColumnMaxBF16)(x, n, largest);
 }
-void Mxfp8Scales(const float* largest, std::int64_t n, DType format, std::uint8_t* codes,
-                 float* multipliers) {
-  HWY_DYNAMIC_DISPATCH(ScalesF32)(largest, n, format, codes, multipliers);
+bool Mxfp8Scales(const float* largest, std::int64_t n, DType format, std::uint8_t* codes,
+                 float* multipliers, std::int16_t* moves) {
+  return HWY_DYNAMIC_DISPATCH(ScalesF32)(largest, n, format, codes, multipliers, moves);
 }
-void Mxfp8Scales(const bf16* largest, std::int64_t n, DType format, std::uint8_t* codes,
-                 float* multipliers) {
-  HWY_DYNAMIC_DISPATCH(ScalesBF16)(largest, n, format, codes, multipliers);
+bool Mxfp8Scales(const bf16* largest, std::int64_t n, DType format, std::uint8_t* codes,
+                 float* multipliers, std::int16_t* moves) {
+  return HWY_DYNAMIC_DISPATCH(ScalesBF16)(largest, n, format, codes, multipliers, moves);
 }
 void F32Scales(const float* largest, std::int64_t n, DType format, bool power_of_two, float* scales,
                float* multipliers) {
@@ -644,13 +729,13 @@ void F32Scales(const bf16* largest, std::int64_t n, DType format, bool power_of_
                float* multipliers) {
   HWY_DYNAMIC_DISPATCH(F32ScalesBF16)(largest, n, format, power_of_two, scales, multipliers);
 }
-void EncodeRow(const float* x, std::int64_t n, DType format, const float* multipliers, bool finite,
-               std::int64_t ahead, std::uint8_t* codes) {
-  HWY_DYNAMIC_DISPATCH(EncodeColumnsF32)(x, n, format, multipliers, finite, ahead, codes);
+void EncodeRow(const float* x, std::int64_t n, DType format, const float* multipliers,
+               const std::int16_t* moves, bool finite, std::int64_t ahead, std::uint8_t* codes) {
+  HWY_DYNAMIC_DISPATCH(EncodeColumnsF32)(x, n, format, multipliers, moves, finite, ahead, codes);
 }
-void EncodeRow(const bf16* x, std::int64_t n, DType format, const float* multipliers, bool finite,
-               std::int64_t ahead, std::uint8_t* codes) {
-  HWY_DYNAMIC_DISPATCH(EncodeColumnsBF16)(x, n, format, multipliers, finite, ahead, codes);
+void EncodeRow(const bf16* x, std::int64_t n, DType format, const float* multipliers,
+               const std::int16_t* moves, bool finite, std::int64_t ahead, std::uint8_t* codes) {
+  HWY_DYNAMIC_DISPATCH(EncodeColumnsBF16)(x, n, format, multipliers, moves, finite, ahead, codes);
 }
 void EncodeRow(const float* x, std::int64_t n, DType format, float multiplier,
                std::uint8_t* codes) {
