@@ -132,6 +132,32 @@ void QuantizeRowBlocks(const Job& job, const T* x, std::int64_t n, std::uint8_t*
   }
 }
 
+// Blocks along the rows of the tile.
+template <class T>
+void QuantizeRows(const Job& job, const Tile& tile, const QuantizeTarget& to) {
+  const BlockGrid& grid = to.grid;
+  const BlockSegment& segment = grid.segments[tile.segment];
+  std::int64_t n = tile.col_end - tile.col_begin, step = 1;
+  // Rows of whole blocks without gaps are one long row.
+  const bool joined = IsMx(job) && n == grid.cols && n % BlockSize(Scaling::kMxfp8) == 0 &&
+                      (job.x.stride(0) == n || tile.row_end - tile.row_begin == 1);
+  if (joined) {
+    step = tile.row_end - tile.row_begin;
+    n *= step;
+  }
+  for (std::int64_t r = tile.row_begin; r < tile.row_end; r += step) {
+    const T* x = At<T>(job.x, r, tile.col_begin);
+    const std::int64_t scale_at =
+        grid.ScaleRow(segment, r) * grid.scale_cols + grid.ScaleCol(tile.col_begin);
+    std::uint8_t* codes = CodesAt(to, r, tile.col_begin);
+    if (IsMx(job)) {
+      QuantizeRowMxfp8(x, n, job.problem.format, codes, ScaleBytes(to) + scale_at);
+    } else {
+      QuantizeRowBlocks(job, x, n, codes, to.copy.scales.data<float>() + scale_at);
+    }
+  }
+}
+
 // What blocks that span rows need: a value of the largest magnitude of each column of the tile.
 template <class T>
 using ColumnValues = std::array<T, kMaxCols>;
@@ -216,23 +242,14 @@ void QuantizeTile(const Job& job, const Tile& tile, std::int64_t ahead,
     }
     return;
   }
+  if (rows != nullptr) QuantizeRows<T>(job, tile, *rows);
+  if (columns == nullptr) return;
   ColumnValues<T> largest;
-  if (columns != nullptr) std::fill_n(largest.begin(), n, T(0.0f));
+  std::fill_n(largest.begin(), n, T(0.0f));
   for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
-    const T* x = At<T>(job.x, r, tile.col_begin);
-    if (columns != nullptr) MaxMagnitudes(x, n, largest.data());
-    if (rows == nullptr) continue;
-    const BlockGrid& grid = rows->grid;
-    const std::int64_t scale_at = grid.ScaleRow(grid.segments[tile.segment], r) * grid.scale_cols +
-                                  grid.ScaleCol(tile.col_begin);
-    std::uint8_t* codes = CodesAt(*rows, r, tile.col_begin);
-    if (IsMx(job)) {
-      QuantizeRowMxfp8(x, n, format, codes, ScaleBytes(*rows) + scale_at);
-    } else {
-      QuantizeRowBlocks(job, x, n, codes, rows->copy.scales.data<float>() + scale_at);
-    }
+    MaxMagnitudes(At<T>(job.x, r, tile.col_begin), n, largest.data());
   }
-  if (columns != nullptr) QuantizeColumns<T>(job, tile, ahead, largest, *columns);
+  QuantizeColumns<T>(job, tile, ahead, largest, *columns);
 }
 
 template <class F>
