@@ -21,6 +21,10 @@ class WeightProducts {
   // Backward must see the weights of its forward: record version() there, and check it.
   std::uint64_t version() const { return store_->version(); }
   void CheckVersion(std::uint64_t version_of_forward) const;
+  // For fused ops: the weight in the model's dtype, held while the result lives, and the place of
+  // its gradient.
+  AcquiredWeight Weight() const { return {*store_, weight_}; }
+  ops::Output GradientOutput() const { return store_->GradientOutput(weight_); }
   // Wrappers of an input and of an output's gradient, quantised as this weight needs them.
   Operand Input(const Tensor& x, const Tensor& split_sizes) const;
   Operand OutputGradient(const Tensor& dy, const Tensor& split_sizes) const;

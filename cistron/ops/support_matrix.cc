@@ -9,6 +9,7 @@
 #include "cistron/ops/embedding/embedding.h"
 #include "cistron/ops/gemm/gemm.h"
 #include "cistron/ops/grouped_gemm/grouped_gemm.h"
+#include "cistron/ops/grouped_mlp/grouped_mlp.h"
 #include "cistron/ops/norm/norm.h"
 #include "cistron/ops/optimizer/adamw.h"
 #include "cistron/ops/permute/permute.h"
@@ -93,6 +94,12 @@ std::vector<SupportRow> SupportMatrix() {
         },
         rows);
   }
+  Ask(
+      "grouped_mlp", GroupedMlpImpls(),
+      [](DType t) {
+        return GroupedMlpProblem{t, kExperts, kRows, kHidden, kFfn};
+      },
+      rows);
   Ask(
       "activation", SwiGluImpls(),
       [](DType t) {

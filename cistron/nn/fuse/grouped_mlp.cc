@@ -1,6 +1,7 @@
 #include "cistron/nn/fuse/grouped_mlp.h"
 
 #include "cistron/ops/activation/activation.h"
+#include "cistron/ops/grouped_mlp/grouped_mlp.h"
 
 namespace cistron::nn::fuse {
 namespace {
@@ -63,18 +64,20 @@ Tensor GroupedMlp::Forward(const ops::Context& ctx, const Tensor& x, const Extra
   fc1_.CheckInput(x, extra);
   const quant::Recipe recipe = fc1_.products().recipe();
   const std::int64_t rows = x.dim(0);
-  Operand input = fc1_.products().Input(x, extra.split_sizes);
-  const Tensor pre = ctx.Empty({rows, fc1_.options().out_features}, x.dtype());
-  fc1_.products().Forward(ctx, recipe, input, saved != nullptr, ops::Write(pre));
-  const Tensor act = ctx.Empty({rows, fc2_.options().in_features}, x.dtype());
-  ops::SwiGluForward(ctx, pre, extra.scale, extra.split_sizes, ops::Write(act));
   Tensor y = ctx.Empty({rows, fc2_.options().out_features}, x.dtype());
-  Operand activation = fc2_.products().Input(act, extra.split_sizes);
-  fc2_.products().Forward(ctx, recipe, activation, /*for_backward=*/false, ops::Write(y));
-  if (saved != nullptr) {
-    saved->Push<Record>(this, fc1_.name()) = {input.Save(ctx, recipe), pre, extra.scale,
-                                              extra.split_sizes, fc1_.products().version()};
+  Record r{{}, {}, extra.scale, extra.split_sizes, fc1_.products().version()};
+  if (quant::Quantizes(recipe)) {
+    QuantizedForward(ctx, recipe, x, saved != nullptr, y, r);
+  } else {
+    const AcquiredWeight w1 = fc1_.products().Weight(), w2 = fc2_.products().Weight();
+    if (saved != nullptr) {
+      r.x = {recipe, x, {}};
+      r.pre_activation = ctx.Empty({rows, fc1_.options().out_features}, x.dtype());
+    }
+    ops::GroupedMlpForward(ctx, {x, extra.split_sizes}, {w1.tensor(), w2.tensor()}, extra.scale,
+                           r.pre_activation, ops::Write(y));
   }
+  if (saved != nullptr) saved->Push<Record>(this, fc1_.name()) = std::move(r);
   return y;
 }
 
@@ -85,10 +88,44 @@ Tensor GroupedMlp::Backward(const ops::Context& ctx, const Tensor& dy, const Bac
   fc2_.products().CheckVersion(r.version);
   CISTRON_CHECK(!out.bias_scale,
                 "{}: the gradient of bias_scale was asked of layers without a bias", fc1_.name());
-  const std::int64_t rows = dy.dim(0);
+  const Tensor dx =
+      out.input ? ctx.Empty({dy.dim(0), fc1_.options().in_features}, dy.dtype()) : Tensor();
+  if (quant::Quantizes(r.x.recipe)) {
+    QuantizedBackward(ctx, dy, out, r, dx);
+    return dx;
+  }
+  const AcquiredWeight w1 = fc1_.products().Weight(), w2 = fc2_.products().Weight();
+  ops::GroupedMlpGradients gradients{.dx = ops::Write(dx), .dscale = out.scale};
+  if (out.weights) {
+    gradients.dw2 = fc2_.products().GradientOutput();
+    gradients.dw1 = fc1_.products().GradientOutput();
+  }
+  ops::GroupedMlpBackward(ctx, {dy, r.split_sizes}, r.x.tensor, r.pre_activation,
+                          {w1.tensor(), w2.tensor()}, r.scale, gradients);
+  return dx;
+}
+
+void GroupedMlp::QuantizedForward(const ops::Context& ctx, const quant::Recipe& recipe,
+                                  const Tensor& x, bool training, const Tensor& y,
+                                  Record& r) const {
+  Operand input = fc1_.products().Input(x, r.split_sizes);
+  const Tensor pre = ctx.Empty({x.dim(0), fc1_.options().out_features}, x.dtype());
+  fc1_.products().Forward(ctx, recipe, input, training, ops::Write(pre));
+  const Tensor act = ctx.Empty({x.dim(0), fc2_.options().in_features}, x.dtype());
+  ops::SwiGluForward(ctx, pre, r.scale, r.split_sizes, ops::Write(act));
+  Operand activation = fc2_.products().Input(act, r.split_sizes);
+  fc2_.products().Forward(ctx, recipe, activation, /*for_backward=*/false, ops::Write(y));
+  if (!training) return;
+  r.x = input.Save(ctx, recipe);
+  r.pre_activation = pre;
+}
+
+void GroupedMlp::QuantizedBackward(const ops::Context& ctx, const Tensor& dy,
+                                   const BackwardOutputs& out, const Record& r,
+                                   const Tensor& dx) const {
   const quant::Recipe& recipe = r.x.recipe;
   Operand gradient = fc2_.products().OutputGradient(dy, r.split_sizes);
-  const Tensor dact = ctx.Empty({rows, fc2_.options().in_features}, dy.dtype());
+  const Tensor dact = ctx.Empty({dy.dim(0), fc2_.options().in_features}, dy.dtype());
   fc2_.products().Dgrad(ctx, recipe, gradient, ops::Write(dact));
 
   const Tensor dpre = ctx.Empty(r.pre_activation.shape(), dy.dtype());
@@ -101,10 +138,7 @@ Tensor GroupedMlp::Backward(const ops::Context& ctx, const Tensor& dy, const Bac
     fc2_.products().Wgrad(ctx, gradient, activation.Save(ctx, recipe));
     fc1_.products().Wgrad(ctx, pre_gradient, r.x);
   }
-  if (!out.input) return {};
-  Tensor dx = ctx.Empty({rows, fc1_.options().in_features}, dy.dtype());
-  fc1_.products().Dgrad(ctx, recipe, pre_gradient, ops::Write(dx));
-  return dx;
+  if (dx) fc1_.products().Dgrad(ctx, recipe, pre_gradient, ops::Write(dx));
 }
 
 }  // namespace cistron::nn::fuse

@@ -34,6 +34,11 @@ class GroupedMlp final : public FusedOp {
       return x.bytes() + pre_activation.bytes() + (scale ? scale.bytes() : 0);
     }
   };
+  void QuantizedForward(const ops::Context& ctx, const quant::Recipe& recipe, const Tensor& x,
+                        bool training, const Tensor& y, Record& r) const;
+  void QuantizedBackward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+                         const Record& r, const Tensor& dx) const;
+
   const GroupedLinear& fc1_;
   const ScaledSwiGLU& activation_;
   const GroupedLinear& fc2_;

@@ -1,0 +1,81 @@
+#include "cistron/ops/grouped_mlp/grouped_mlp.h"
+
+#include <array>
+
+#include "cistron/ops/grouped_mlp/grouped_mlp_impls.h"
+#include "cistron/ops/split_sizes.h"
+
+namespace cistron::ops {
+namespace {
+
+void Check(std::string_view op, const char* name, const Tensor& t, const Shape& shape,
+           DType dtype) {
+  CISTRON_CHECK(t && t.shape() == shape && t.dtype() == dtype, "{}: {} is {}, expected {} {}", op,
+                name, Describe(t), Name(dtype), ToString(shape));
+  CISTRON_CHECK(t.dim(-1) <= 1 || t.stride(-1) == 1,
+                "{}: the rows of {} are not contiguous: the last stride is {}", op, name,
+                t.stride(-1));
+}
+
+void CheckRowValues(std::string_view op, const char* name, const Tensor& t, std::int64_t rows,
+                    DType dtype) {
+  Check(op, name, t, {rows}, ComputeType(dtype));
+}
+
+// Checks the weights, the counts and `rows`, the operand with a row of H values for each.
+GroupedMlpProblem CheckProblem(std::string_view op, const char* name, const GroupedTensor& rows,
+                               const GroupedMlpWeights& w, const Tensor& row_scale) {
+  CISTRON_CHECK(
+      w.w1 && w.w2 && w.w1.rank() == 3 && w.w2.rank() == 3 && rows.data && rows.data.rank() == 2,
+      "{}: {} is {}, w1 {}, w2 {}, expected [M, H], [E, 2F, H], [E, H, F]", op, name,
+      Describe(rows.data), Describe(w.w1), Describe(w.w2));
+  const GroupedMlpProblem p{rows.data.dtype(), w.w1.dim(0), rows.max_rows(), w.w1.dim(2),
+                            w.w2.dim(2)};
+  Check(op, name, rows.data, {p.max_rows, p.hidden}, p.dtype);
+  Check(op, "w1", w.w1, {p.groups, 2 * p.ffn, p.hidden}, p.dtype);
+  Check(op, "w2", w.w2, {p.groups, p.hidden, p.ffn}, p.dtype);
+  CISTRON_CHECK(rows.split_sizes && rows.num_groups() == p.groups,
+                "{}: split_sizes is {}, expected i64 [{}]", op, Describe(rows.split_sizes),
+                p.groups);
+  RowOffsets(op, rows.split_sizes, p.max_rows);
+  if (row_scale) CheckRowValues(op, "row_scale", row_scale, p.max_rows, p.dtype);
+  return p;
+}
+
+}  // namespace
+
+std::span<const GroupedMlpImpl> GroupedMlpImpls() {
+  static const std::array impls = {internal::CpuGroupedMlp(), internal::RefGroupedMlp()};
+  return impls;
+}
+
+void GroupedMlpForward(const Context& ctx, const GroupedTensor& x, const GroupedMlpWeights& weights,
+                       const Tensor& row_scale, const Tensor& pre, const Output& y) {
+  constexpr std::string_view kOp = "grouped_mlp forward";
+  const GroupedMlpProblem p = CheckProblem(kOp, "x", x, weights, row_scale);
+  if (pre) Check(kOp, "pre", pre, {p.max_rows, 2 * p.ffn}, p.dtype);
+  Check(kOp, "y", y.tensor, {p.max_rows, p.hidden}, p.dtype);
+  Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
+      .forward(ctx, p, {x.split_sizes, x.data, weights.w1, weights.w2, row_scale, pre, y});
+}
+
+void GroupedMlpBackward(const Context& ctx, const GroupedTensor& dy, const Tensor& x,
+                        const Tensor& pre, const GroupedMlpWeights& weights,
+                        const Tensor& row_scale, const GroupedMlpGradients& out) {
+  constexpr std::string_view kOp = "grouped_mlp backward";
+  const GroupedMlpProblem p = CheckProblem(kOp, "dy", dy, weights, row_scale);
+  Check(kOp, "pre", pre, {p.max_rows, 2 * p.ffn}, p.dtype);
+  if (out.dx) Check(kOp, "dx", out.dx.tensor, {p.max_rows, p.hidden}, p.dtype);
+  if (out.dscale) CheckRowValues(kOp, "dscale", out.dscale.tensor, p.max_rows, p.dtype);
+  CISTRON_CHECK(static_cast<bool>(out.dw1) == static_cast<bool>(out.dw2),
+                "{}: dw1 and dw2 are computed together, but only one was given", kOp);
+  if (out.dw1) {
+    Check(kOp, "x", x, {p.max_rows, p.hidden}, p.dtype);
+    Check(kOp, "dw1", out.dw1.tensor, weights.w1.shape(), ComputeType(p.dtype));
+    Check(kOp, "dw2", out.dw2.tensor, weights.w2.shape(), ComputeType(p.dtype));
+  }
+  Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
+      .backward(ctx, p, {dy.split_sizes, dy.data, x, pre, weights.w1, weights.w2, row_scale, out});
+}
+
+}  // namespace cistron::ops

@@ -1,0 +1,61 @@
+// grouped_mlp: the SwiGLU MLP of every group (expert) over its own rows, in one pass.
+//
+//   P = x · w1[e]ᵀ;  A = silu(gate)·up·s;  y = A · w2[e]ᵀ            P = [gate | up]
+//   dA = dy · w2[e];  (dP, ds, A) from (dA, P, s);  dx = dP · w1[e]
+//   dw1[e] (= or +=) dPᵀ · x;  dw2[e] (= or +=) dyᵀ · A
+// It stands for grouped_gemm, activation, grouped_gemm one after another (see those for formulas
+// and roundings: P, A, dA and dP are rounded to the dtype). No buffer holds A, dA or dP of all
+// groups, unless one group has all the rows.
+//
+// Shapes: x, y, dx, dy [M, H]; P [M, 2F]; w1, dw1 [E, 2F, H]; w2, dw2 [E, H, F]; s, ds [M] compute
+//         type; split_sizes i64 [E].
+// Rows:   those beyond Σ split_sizes are neither read nor written.
+// Empty:  a group without rows has zeros written to dw1 and dw2, or nothing added.
+// Dtypes: f64, f32, bf16; dw in the compute type.
+// Bits:   independent of which thread computes what; the products' own depend on how many rows
+//         oneDNN is given at a time, which is not as in grouped_gemm.
+// Errors: kInvalidArgument with the values when shapes or counts do not fit.
+#pragma once
+
+#include "cistron/ops/context.h"
+#include "cistron/ops/implementation.h"
+#include "cistron/tensor/grouped_tensor.h"
+
+namespace cistron::ops {
+
+struct GroupedMlpWeights {
+  Tensor w1, w2;
+};
+
+// `pre` is P for the backward pass; undefined: it is not kept. An undefined row_scale is 1.
+void GroupedMlpForward(const Context& ctx, const GroupedTensor& x, const GroupedMlpWeights& weights,
+                       const Tensor& row_scale, const Tensor& pre, const Output& y);
+
+struct GroupedMlpGradients {
+  Output dx{}, dscale{};  // undefined: not computed
+  Output dw1{}, dw2{};    // both or neither
+};
+void GroupedMlpBackward(const Context& ctx, const GroupedTensor& dy, const Tensor& x,
+                        const Tensor& pre, const GroupedMlpWeights& weights,
+                        const Tensor& row_scale, const GroupedMlpGradients& gradients);
+
+struct GroupedMlpProblem {
+  DType dtype;
+  std::int64_t groups, max_rows, hidden, ffn;
+};
+struct GroupedMlpForwardArgs {
+  Tensor split_sizes, x, w1, w2, row_scale, pre;
+  Output y;
+};
+struct GroupedMlpBackwardArgs {
+  Tensor split_sizes, dy, x, pre, w1, w2, row_scale;
+  GroupedMlpGradients out;
+};
+struct GroupedMlpRun {
+  void (*forward)(const Context&, const GroupedMlpProblem&, const GroupedMlpForwardArgs&);
+  void (*backward)(const Context&, const GroupedMlpProblem&, const GroupedMlpBackwardArgs&);
+};
+using GroupedMlpImpl = Implementation<GroupedMlpProblem, GroupedMlpRun>;
+std::span<const GroupedMlpImpl> GroupedMlpImpls();
+
+}  // namespace cistron::ops

@@ -1,0 +1,14 @@
+// Implementations of grouped_mlp, for its list in grouped_mlp.cc.
+#pragma once
+
+#include "cistron/ops/grouped_mlp/grouped_mlp.h"
+
+namespace cistron::ops::internal {
+
+// f32, bf16: see the head of grouped_mlp_cpu.cc.
+GroupedMlpImpl CpuGroupedMlp();
+
+// The reference ops one after another.
+GroupedMlpImpl RefGroupedMlp();
+
+}  // namespace cistron::ops::internal

@@ -1,0 +1,58 @@
+// grouped_mlp, reference: the ops that it stands for, over whole tensors.
+#include "cistron/ops/activation/activation_impls.h"
+#include "cistron/ops/grouped_gemm/grouped_gemm_impls.h"
+#include "cistron/ops/grouped_mlp/grouped_mlp_impls.h"
+#include "cistron/ops/split_sizes.h"
+
+namespace cistron::ops::internal {
+namespace {
+
+GroupedGemmProblem Product(const GroupedMlpProblem& p, GroupedGemmKind kind, std::int64_t n,
+                           std::int64_t k) {
+  const DType out = kind == GroupedGemmKind::kWgrad ? ComputeType(p.dtype) : p.dtype;
+  return {kind, p.dtype, out, p.groups, p.max_rows, n, k};
+}
+
+Support Supports(const GroupedMlpProblem& p) {
+  return SwiGluRefSupports({p.dtype, p.max_rows, p.ffn});
+}
+
+void Forward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpForwardArgs& args) {
+  const std::int64_t rows = RowOffsets("grouped_mlp", args.split_sizes, p.max_rows).back();
+  const Tensor pre = args.pre ? args.pre : ctx.Empty({p.max_rows, 2 * p.ffn}, p.dtype);
+  const Tensor act = ctx.Empty({p.max_rows, p.ffn}, p.dtype);
+  GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kForward, 2 * p.ffn, p.hidden), args.split_sizes,
+                 args.x, args.w1, Write(pre));
+  SwiGluForwardRef(ctx, rows, pre, args.row_scale, Write(act));
+  GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kForward, p.hidden, p.ffn), args.split_sizes, act,
+                 args.w2, args.y);
+}
+
+void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBackwardArgs& args) {
+  const std::int64_t rows = RowOffsets("grouped_mlp", args.split_sizes, p.max_rows).back();
+  const GroupedMlpGradients& out = args.out;
+  const Tensor dact = ctx.Empty({p.max_rows, p.ffn}, p.dtype),
+               act = ctx.Empty(dact.shape(), p.dtype);
+  const Tensor dpre = ctx.Empty({p.max_rows, 2 * p.ffn}, p.dtype);
+  GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kDgrad, p.hidden, p.ffn), args.split_sizes,
+                 args.dy, args.w2, Write(dact));
+  SwiGluBackwardRef(ctx, rows, dact, args.pre, args.row_scale, Write(dpre), out.dscale, Write(act));
+  if (out.dw1) {
+    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, p.hidden, p.ffn), args.split_sizes,
+                   args.dy, act, out.dw2);
+    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, 2 * p.ffn, p.hidden), args.split_sizes,
+                   dpre, args.x, out.dw1);
+  }
+  if (out.dx) {
+    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kDgrad, 2 * p.ffn, p.hidden), args.split_sizes,
+                   dpre, args.w1, out.dx);
+  }
+}
+
+}  // namespace
+
+GroupedMlpImpl RefGroupedMlp() {
+  return {"ref", Supports, {Forward, Backward}};
+}
+
+}  // namespace cistron::ops::internal

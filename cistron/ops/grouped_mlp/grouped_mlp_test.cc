@@ -1,0 +1,360 @@
+#include "cistron/ops/grouped_mlp/grouped_mlp.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "cistron/check/bounds.h"
+#include "cistron/ops/grouped_mlp/row_pieces.h"
+#include "cistron/testing/implementations.h"
+#include "cistron/testing/poison.h"
+#include "cistron/testing/random.h"
+#include "cistron/testing/strided.h"
+
+namespace cistron::ops {
+namespace {
+
+using testing::Agrees;
+using ::testing::HasSubstr;
+using testing::Strided;
+using ::testing::ThrowsMessage;
+
+struct Case {
+  const char* name;
+  std::vector<std::int64_t> split_sizes;
+  std::int64_t hidden, ffn;
+  std::int64_t rows_beyond = 0;
+  bool has_scale = true;
+};
+std::vector<Case> Cases() {
+  return {
+      {"one token", {0, 1, 0}, 24, 16},
+      {"empty, few and many rows", {0, 1, 7, 33, 0}, 20, 24, 9},
+      {"no rows at all", {0, 0}, 8, 12, 3},
+      {"all rows on one group", {0, 0, 1100, 0}, 12, 20, 5},
+      {"uniform", {32, 32, 32, 32}, 40, 24},
+      {"several waves", {700, 3, 500, 0, 300}, 16, 9, 4},
+      {"no row scale", {5, 40}, 17, 11, 2, false},
+  };
+}
+
+// The exact values of one problem, in f64, and bounds of their errors in `dtype`, element by
+// element, carried through the steps: each adds its roundings to what its inputs' errors do to it.
+class Exact {
+ public:
+  Exact(const Case& test, DType dtype)
+      : test_(test),
+        dtype_(dtype),
+        acc_(ComputeType(dtype)),
+        groups_(static_cast<std::int64_t>(test.split_sizes.size())),
+        rows_(std::accumulate(test.split_sizes.begin(), test.split_sizes.end(), std::int64_t{0})),
+        x(testing::Normal({rows_, test.hidden}, dtype, "x")),
+        dy(testing::Normal({rows_, test.hidden}, dtype, "dy")),
+        w1(testing::Normal({groups_, 2 * test.ffn, test.hidden}, dtype, "w1")),
+        w2(testing::Normal({groups_, test.hidden, test.ffn}, dtype, "w2")),
+        scale(testing::Uniform({rows_}, acc_, "scale", 0.1, 1.0)) {
+    const std::int64_t h = test.hidden, f = test.ffn;
+    for (Pair* t : {&pre, &dpre}) t->Allocate({rows_, 2 * f});
+    for (Pair* t : {&act_, &dact_}) t->Allocate({rows_, f});
+    for (Pair* t : {&y, &dx}) t->Allocate({rows_, h});
+    dscale.Allocate({rows_});
+    dw1.Allocate(w1.shape());
+    dw2.Allocate(w2.shape());
+    std::int64_t begin = 0;
+    for (std::int64_t e = 0; e < groups_; ++e) {
+      const std::int64_t end = begin + test.split_sizes[static_cast<std::size_t>(e)];
+      for (std::int64_t r = begin; r < end; ++r) Row(e, r);
+      Weights(e, begin, end);
+      begin = end;
+    }
+  }
+
+  struct Pair {
+    Tensor value, error;
+    void Allocate(const Shape& shape) {
+      value = Tensor::Zeros(shape, DType::kF64);
+      error = Tensor::Zeros(shape, DType::kF64);
+    }
+    double& v(std::int64_t i) const { return value.data<double>()[i]; }
+    double& e(std::int64_t i) const { return error.data<double>()[i]; }
+  };
+
+ private:
+  const Case& test_;
+  DType dtype_, acc_;
+  std::int64_t groups_, rows_;
+
+ public:
+  Tensor x, dy, w1, w2, scale;
+  Pair pre, y, dpre, dx, dscale, dw1, dw2;
+
+ private:
+  static double At(const Tensor& t, std::int64_t i) { return ElementAsDouble(t, i); }
+
+  // Adds the sum over k < terms of a(k)·b(k) to element i; errors ea, eb of the factors.
+  template <class F>
+  void Dot(const Pair& to, std::int64_t i, std::int64_t terms, DType out, F&& term) {
+    double value = 0, error = 0, size = 0;
+    for (std::int64_t k = 0; k < terms; ++k) {
+      const auto [a, ea, b, eb] = term(k);
+      value += a * b;
+      error += ea * std::abs(b) + eb * std::abs(a) + ea * eb;
+      size += (std::abs(a) + ea) * (std::abs(b) + eb);
+    }
+    to.v(i) = value;
+    to.e(i) = error + check::DotBound(terms + 1, size, acc_, out);
+  }
+
+  // As in the test of activation: exp, a division, and up to eight products and sums.
+  double Roundings(double size) const {
+    return (check::Gamma(16, acc_) + check::UnitRoundoff(dtype_)) * size +
+           std::ldexp(1.0, -118);  // σ(a) is 0 below −88.3
+  }
+
+  void Row(std::int64_t e, std::int64_t r) {
+    const std::int64_t h = test_.hidden, f = test_.ffn;
+    for (std::int64_t j = 0; j < 2 * f; ++j) {
+      Dot(pre, r * 2 * f + j, h, dtype_, [&](std::int64_t k) {
+        return std::array{At(x, r * h + k), 0.0, At(w1, (e * 2 * f + j) * h + k), 0.0};
+      });
+    }
+    const double s = test_.has_scale ? At(scale, r) : 1;
+    double ds = 0, ds_error = 0, ds_size = 0;
+    for (std::int64_t j = 0; j < f; ++j) {
+      Dot(dact_, r * f + j, h, dtype_, [&](std::int64_t k) {
+        return std::array{At(dy, r * h + k), 0.0, At(w2, (e * h + k) * f + j), 0.0};
+      });
+      const double a = pre.v(r * 2 * f + j), ea = pre.e(r * 2 * f + j);
+      const double b = pre.v(r * 2 * f + f + j), eb = pre.e(r * 2 * f + f + j);
+      const double d = dact_.v(r * f + j), ed = dact_.e(r * f + j);
+      const double sigma = 1 / (1 + std::exp(-a)), silu = a * sigma;
+      const double slope = sigma * (1 + a * (1 - sigma));
+      // |silu′| ≤ 1.1 and |silu″| ≤ 0.5 everywhere.
+      const double esilu = 1.1 * ea, eslope = 0.5 * ea;
+      const double slope_size = sigma * (1 + std::abs(a));  // 1 + a·(1 − σ) may cancel
+      const auto product = [](double p, double ep, double q, double eq) {
+        return ep * std::abs(q) + eq * std::abs(p) + ep * eq;
+      };
+      const double gate_up = silu * b, egate_up = product(silu, esilu, b, eb);
+      act_.v(r * f + j) = gate_up * s;
+      act_.e(r * f + j) = egate_up * s + Roundings((std::abs(gate_up) + egate_up) * s);
+      const double db = d * b, edb = product(d, ed, b, eb);
+      dpre.v(r * 2 * f + j) = db * s * slope;
+      dpre.e(r * 2 * f + j) = s * product(db, edb, slope, eslope) +
+                              Roundings(s * (std::abs(db) + edb) * (slope_size + eslope));
+      dpre.v(r * 2 * f + f + j) = d * s * silu;
+      dpre.e(r * 2 * f + f + j) = s * product(d, ed, silu, esilu) +
+                                  Roundings(s * (std::abs(d) + ed) * (std::abs(silu) + esilu));
+      ds += d * gate_up;
+      ds_error += product(d, ed, gate_up, egate_up);
+      ds_size += (std::abs(d) + ed) * (std::abs(gate_up) + egate_up);
+    }
+    dscale.v(r) = ds;
+    dscale.e(r) = ds_error + check::Gamma(f + 16, acc_) * ds_size + std::ldexp(1.0, -118) * f;
+    for (std::int64_t j = 0; j < h; ++j) {
+      Dot(y, r * h + j, f, dtype_, [&](std::int64_t k) {
+        return std::array{act_.v(r * f + k), act_.e(r * f + k), At(w2, (e * h + j) * f + k), 0.0};
+      });
+      Dot(dx, r * h + j, 2 * f, dtype_, [&](std::int64_t k) {
+        return std::array{dpre.v(r * 2 * f + k), dpre.e(r * 2 * f + k),
+                          At(w1, (e * 2 * f + k) * h + j), 0.0};
+      });
+    }
+  }
+
+  void Weights(std::int64_t e, std::int64_t begin, std::int64_t end) {
+    const std::int64_t h = test_.hidden, f = test_.ffn;
+    for (std::int64_t i = 0; i < 2 * f; ++i) {
+      for (std::int64_t j = 0; j < h; ++j) {
+        Dot(dw1, (e * 2 * f + i) * h + j, end - begin, acc_, [&](std::int64_t k) {
+          const std::int64_t at = (begin + k) * 2 * f + i;
+          return std::array{dpre.v(at), dpre.e(at), At(x, (begin + k) * h + j), 0.0};
+        });
+      }
+    }
+    for (std::int64_t i = 0; i < h; ++i) {
+      for (std::int64_t j = 0; j < f; ++j) {
+        Dot(dw2, (e * h + i) * f + j, end - begin, acc_, [&](std::int64_t k) {
+          const std::int64_t at = (begin + k) * f + j;
+          return std::array{act_.v(at), act_.e(at), At(dy, (begin + k) * h + i), 0.0};
+        });
+      }
+    }
+  }
+
+  Pair act_, dact_;
+};
+
+GroupedMlpProblem Problem(const Case& test, DType dtype) {
+  return {dtype, static_cast<std::int64_t>(test.split_sizes.size()), 0, test.hidden, test.ffn};
+}
+
+void CheckCase(const Context& ctx, const Case& test, DType dtype, const Exact& exact,
+               WriteMode mode) {
+  const Tensor splits = Tensor::FromSpan<std::int64_t>(
+      {static_cast<std::int64_t>(test.split_sizes.size())}, test.split_sizes);
+  const std::int64_t rows = exact.x.dim(0), all = rows + test.rows_beyond;
+  const DType acc = ComputeType(dtype);
+  const auto padded = [&](const Tensor& t) {
+    Strided s({all, t.dim(1)}, dtype);
+    s.Assign(t);
+    return s;
+  };
+  const Strided x = padded(exact.x), dy = padded(exact.dy);
+  const Tensor scale =
+      test.has_scale
+          ? test.rows_beyond > 0 ? testing::Pad(exact.scale, test.rows_beyond).whole : exact.scale
+          : Tensor();
+  // Accumulating outputs begin at one: exact in every dtype.
+  const auto start = [&](const Tensor& t) {
+    FillPoison(t);
+    if (mode == WriteMode::kWrite) return Output{t, mode};
+    const Tensor ones = Tensor::Zeros(t.shape(), DType::kF64);
+    for (double& v : ones.span<double>()) v = 1;
+    Convert(ones, t);
+    return Output{t, mode};
+  };
+  const auto check = [&](const char* name, const Tensor& got, const Exact::Pair& want, DType out) {
+    const double one = mode == WriteMode::kAccumulate && std::string_view(name) != "pre" ? 1 : 0;
+    Tensor expected = want.value.Clone();
+    for (double& v : expected.span<double>()) v += one;
+    EXPECT_TRUE(Agrees(check::Compare(name, got, expected, [&](std::int64_t i) {
+      // Adding to one rounds once more, in the accumulator or in the dtype.
+      return want.e(i) + one * (check::UnitRoundoff(out) + check::UnitRoundoff(acc)) *
+                             (1 + std::abs(want.v(i)) + want.e(i));
+    })));
+  };
+  const Strided pre({all, 2 * test.ffn}, dtype), y({all, test.hidden}, dtype),
+      dx({all, test.hidden}, dtype);
+  if (mode == WriteMode::kAccumulate) {
+    const Tensor ones = Tensor::Zeros({all, test.hidden}, dtype);
+    start(ones);
+    y.Assign(ones);
+    dx.Assign(ones);
+  }
+  const GroupedMlpWeights weights{exact.w1, exact.w2};
+  GroupedMlpForward(ctx, {x.view, splits}, weights, scale, pre.view, {y.view, mode});
+  check("pre", pre.Values().Slice(0, 0, rows), exact.pre, dtype);
+  check("y", y.Values().Slice(0, 0, rows), exact.y, dtype);
+  EXPECT_TRUE(pre.UntouchedBeyond(rows));
+  if (mode == WriteMode::kWrite) {
+    EXPECT_TRUE(y.UntouchedBeyond(rows));
+  }
+
+  const Output dscale = start(Tensor::Empty({all}, acc));
+  const Output dw1 = start(Tensor::Empty(exact.w1.shape(), acc));
+  const Output dw2 = start(Tensor::Empty(exact.w2.shape(), acc));
+  GroupedMlpBackward(ctx, {dy.view, splits}, x.view, pre.view, weights, scale,
+                     {.dx = {dx.view, mode}, .dscale = dscale, .dw1 = dw1, .dw2 = dw2});
+  check("dx", dx.Values().Slice(0, 0, rows), exact.dx, dtype);
+  check("dscale", dscale.tensor.Slice(0, 0, rows), exact.dscale, acc);
+  check("dw1", dw1.tensor, exact.dw1, acc);
+  check("dw2", dw2.tensor, exact.dw2, acc);
+  if (mode == WriteMode::kWrite) {
+    EXPECT_TRUE(dx.UntouchedBeyond(rows));
+  }
+}
+
+TEST(GroupedMlpOp, WithinTheBoundOfF64) {
+  for (const Case& test : Cases()) {
+    for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+      SCOPED_TRACE(fmt::format("{} {} seed {}", test.name, Name(dtype), testing::TestSeed()));
+      const Exact exact(test, dtype);
+      testing::ForEachImplementation(
+          GroupedMlpImpls(), Problem(test, dtype), [&](const Context& ctx) {
+            for (const WriteMode mode : {WriteMode::kWrite, WriteMode::kAccumulate}) {
+              CheckCase(ctx, test, dtype, exact, mode);
+            }
+          });
+    }
+  }
+}
+
+// TRAPS zero-token-expert: its gradients are zeros in Write, left alone in Accumulate.
+TEST(GroupedMlpOp, ZeroTokenExpert) {
+  const Case test{"zero tokens", {0, 4, 0}, 8, 6};
+  const Exact exact(test, DType::kF32);
+  const Tensor splits = Tensor::FromSpan<std::int64_t>({3}, test.split_sizes);
+  const Tensor pre = Tensor::Empty({4, 12}, DType::kF32), y = Tensor::Empty({4, 8}, DType::kF32);
+  for (const char* impl : {"cpu", "ref"}) {
+    const Context ctx = Context().WithImpl(impl);
+    GroupedMlpForward(ctx, {exact.x, splits}, {exact.w1, exact.w2}, {}, pre, Write(y));
+    const Tensor dw1 = exact.w1.Clone(), dw2 = exact.w2.Clone();
+    GroupedMlpBackward(ctx, {exact.dy, splits}, exact.x, pre, {exact.w1, exact.w2}, {},
+                       {.dw1 = Accumulate(dw1), .dw2 = Accumulate(dw2)});
+    for (const std::int64_t e : {0, 2}) {
+      EXPECT_TRUE(Agrees(check::CompareBitwise("dw1", dw1.Select(e), exact.w1.Select(e))));
+      EXPECT_TRUE(Agrees(check::CompareBitwise("dw2", dw2.Select(e), exact.w2.Select(e))));
+    }
+    FillPoison(dw1);
+    FillPoison(dw2);
+    GroupedMlpBackward(ctx, {exact.dy, splits}, exact.x, pre, {exact.w1, exact.w2}, {},
+                       {.dw1 = Write(dw1), .dw2 = Write(dw2)});
+    for (const std::int64_t e : {0, 2}) {
+      for (const float v : dw1.Select(e).span<float>()) EXPECT_EQ(v, 0);
+      for (const float v : dw2.Select(e).span<float>()) EXPECT_EQ(v, 0);
+    }
+  }
+}
+
+TEST(GroupedMlpOp, TheSameBitsWhoeverComputes) {
+  const Case test{"several pieces", {500, 90, 300}, 24, 40};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Tensor splits = Tensor::FromSpan<std::int64_t>({3}, test.split_sizes);
+    const Tensor x = testing::Normal({890, 24}, dtype, "x");
+    const GroupedMlpWeights w{testing::Normal({3, 80, 24}, dtype, "w1"),
+                              testing::Normal({3, 24, 40}, dtype, "w2")};
+    Tensor first;
+    for (int i = 0; i < 4; ++i) {
+      const Tensor y = Tensor::Empty({890, 24}, dtype);
+      GroupedMlpForward(Context(), {x, splits}, w, {}, {}, Write(y));
+      if (first) {
+        EXPECT_TRUE(Agrees(check::CompareBitwise("y", y, first)));
+      }
+      first = y;
+    }
+  }
+}
+
+TEST(GroupedMlpOp, BadInputNamesOpAndValues) {
+  const auto run = [](std::vector<std::int64_t> counts, const Shape& w2) {
+    return [=] {
+      const Tensor x = Tensor::Zeros({5, 8}, DType::kF32), y = x.Clone();
+      GroupedMlpForward(
+          Context(),
+          {x, Tensor::FromSpan<std::int64_t>({static_cast<std::int64_t>(counts.size())}, counts)},
+          {Tensor::Zeros({2, 12, 8}, DType::kF32), Tensor::Zeros(w2, DType::kF32)}, {}, {},
+          Write(y));
+    };
+  };
+  EXPECT_NO_THROW(run({2, 3}, {2, 8, 6})());
+  EXPECT_THAT(run({2, 3}, {2, 8, 7}), ThrowsMessage<Error>(HasSubstr("w1 is f32 [2, 12, 8]")));
+  EXPECT_THAT(run({2, -3}, {2, 8, 6}), ThrowsMessage<Error>(HasSubstr("-3 is negative")));
+  EXPECT_THAT(run({2, 4}, {2, 8, 6}), ThrowsMessage<Error>(HasSubstr("more than the 5 rows")));
+  EXPECT_THAT(run({2, 3, 0}, {2, 8, 6}), ThrowsMessage<Error>(HasSubstr("split_sizes")));
+}
+
+TEST(RowPieces, CoverEveryRowOnceAndLeaveNoSliver) {
+  for (const int threads : {1, 2, 16}) {
+    const std::vector<std::int64_t> offsets = {0, 0, 1, 64, 191, 1000, 1000, 9000};
+    std::vector<internal::RowPiece> pieces = internal::PlanRowPieces(offsets, threads, 1024);
+    std::sort(pieces.begin(), pieces.end(),
+              [](const auto& a, const auto& b) { return a.begin < b.begin; });
+    std::int64_t at = 0;
+    for (const internal::RowPiece& p : pieces) {
+      EXPECT_EQ(p.begin, at);
+      at = p.end;
+      const auto e = static_cast<std::size_t>(p.group);
+      EXPECT_GE(p.begin, offsets[e]);
+      EXPECT_LE(p.end, offsets[e + 1]);
+      EXPECT_GE(p.rows(), std::min<std::int64_t>(56, offsets[e + 1] - offsets[e]));
+      EXPECT_LE(p.rows(), 1024 + 8);
+    }
+    EXPECT_EQ(at, 9000);
+  }
+}
+
+}  // namespace
+}  // namespace cistron::ops
