@@ -9,9 +9,11 @@ Usage: check_docs.py [ROOT]
    the documents show compiles
  - no source file is longer than 1,000 lines
  - no file names the folders of somebody's machine
+ - a script that begins with #! may be executed, as the Makefile does
 Exit status 1 and one line a fault.
 """
 
+import os
 import pathlib
 import re
 import subprocess
@@ -106,6 +108,8 @@ def check(root):
             continue
         if path.suffix in SOURCES and text.count("\n") > MAX_LINES:
             found.append(f"{name}: {text.count(chr(10))} lines, at most {MAX_LINES}")
+        if text.startswith("#!") and not os.access(path, os.X_OK):
+            found.append(f"{name}: begins with #!, but is not executable (chmod +x)")
         for number, line in enumerate(text.splitlines(), 1):
             if FOREIGN.search(line):
                 found.append(f"{name}:{number}: names a folder of one machine: {line.strip()[:80]}")

@@ -57,6 +57,12 @@ class Docs(unittest.TestCase):
         self.write("README.md", block.format("  return a - b;"))
         self.assertIn("differs", self.faults()[0])
 
+    def test_scripts_are_executable(self):
+        self.write("scripts/go.sh", "#!/bin/sh\n")
+        self.assertIn("not executable", self.faults()[0])
+        (self.root / "scripts/go.sh").chmod(0o755)
+        self.assertEqual(self.faults(), [])
+
     def test_long_files_are_refused(self):
         self.write("src/long.cc", "\n" * 1000)
         self.assertEqual(self.faults(), [])
