@@ -156,6 +156,36 @@ TEST_F(ProgramTest, BadInputIsStatusTwoAndLeavesNothing) {
   }
 }
 
+TEST_F(ProgramTest, ExplainShowsHowTheExpertsAreFused) {
+  std::vector<std::string> arguments =
+      tiny_.Overrides("run", {"train.steps=3", "precision=mxfp8", "recipe.last_layers_bf16=1"});
+  arguments.insert(arguments.begin(), {"train", "--explain", "--no-report"});
+  const Result explained = Run(arguments);
+  EXPECT_EQ(explained.status, 0) << explained.err;
+  EXPECT_THAT(explained.out,
+              AllOf(HasSubstr("| grouped_mlp | cpu |"), HasSubstr("layers 0:\nforward:\n"),
+                    HasSubstr("layers 1:\nforward:\n"),
+                    HasSubstr("experts.down_proj; recipe MXFP8BlockScaling\n"),
+                    HasSubstr("GroupedMLP = GroupedLinear model.layers.*.mlp.experts.gate_up_proj"),
+                    HasSubstr("backward (last to first):")));
+}
+
+// The recipe of one of the two products is another: GroupedMLP refuses, and says what to change.
+TEST_F(ProgramTest, StrictMakesAFusionThatDoesNotFireAnError) {
+  const std::vector<std::string> overrides = {"train.steps=3", "precision=mxfp8",
+                                              "recipe.bf16_patterns=[\"*.down_proj\"]"};
+  EXPECT_EQ(Train(overrides).status, 0);
+  fs::remove_all(tiny_.path("run"));
+  std::vector<std::string> strict = overrides;
+  strict.push_back("strict=true");
+  const Result refused = Train(strict);
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err,
+              AllOf(HasSubstr("strict: GroupedMLP does not fire: model.layers.0.mlp.experts."),
+                    HasSubstr("remedy: let the patterns of high-precision layers name both")));
+  EXPECT_FALSE(fs::exists(tiny_.path("run")));
+}
+
 TEST_F(ProgramTest, NonFiniteLossIsStatusTwoWithStepAndLayer) {
   const Result r = Train({"optim.lr=1e30", "optim.warmup_steps=0"});
   EXPECT_EQ(r.status, 2);

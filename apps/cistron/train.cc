@@ -41,7 +41,8 @@ class TrainCommand final : public Command {
   void Declare(Options& options) override {
     options.Option("--config-name", config_name_,
                    "preset of configs/ (or of $CISTRON_CONFIG_PATH), or a path to a YAML file");
-    options.Flag("--explain", explain_, "print which implementation runs each op, and why");
+    options.Flag("--explain", explain_,
+                 "print which implementation runs each op, how the experts are fused, and why");
     options.Flag("--keys", keys_, "print the keys of a configuration and exit");
     options.Flag("--print-config", print_config_, "print the effective configuration and exit");
     options.Flag("--no-report", no_report_, "leave out the Markov baseline and report.html");
@@ -67,6 +68,7 @@ class TrainCommand final : public Command {
     if (explain_) fmt::print("{}\n", ops::FormatSupportMatrix());
     train::TrainHooks hooks;
     hooks.stop_requested = [] { return StopSignal() != nullptr; };
+    hooks.explain = explain_;
     const train::TrainOutcome outcome = train::Train(loaded, hooks);
     if (!outcome.finished) return kOk;
     WriteMachine(outcome.paths.machine());

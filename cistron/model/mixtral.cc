@@ -1,5 +1,8 @@
 #include "cistron/model/mixtral.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -229,6 +232,30 @@ Tensor Mixtral::Evaluate(const data::Batch& batch, Tensor* experts) {
     }
   }
   return nll;
+}
+
+std::string Mixtral::ExplainExperts() const {
+  struct Plan {
+    std::string text;
+    std::vector<std::size_t> layers;
+  };
+  std::vector<Plan> plans;
+  for (std::size_t i = 0; i < state_->layers.size(); ++i) {
+    std::string text = state_->layers[i].moe.experts().Explain(state_->ctx, state_->dtype);
+    const std::string here = fmt::format("layers.{}.", i);
+    for (std::size_t at = 0; (at = text.find(here, at)) != std::string::npos;) {
+      text.replace(at, here.size(), "layers.*.");
+    }
+    const auto same = std::find_if(plans.begin(), plans.end(),
+                                   [&](const Plan& plan) { return plan.text == text; });
+    (same == plans.end() ? plans.emplace_back(Plan{std::move(text), {}}) : *same)
+        .layers.push_back(i);
+  }
+  std::string all;
+  for (const Plan& plan : plans) {
+    all += fmt::format("layers {}:\n{}", fmt::join(plan.layers, ", "), plan.text);
+  }
+  return all;
 }
 
 Mixtral::Logits Mixtral::ComputeLogits(const data::Batch& batch) {

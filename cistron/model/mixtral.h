@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cistron/data/batch.h"
@@ -44,6 +45,10 @@ class Mixtral {
   // sums are added to `sums`. The loss is Σ w·nll / Σ w, plus router_aux_loss_coef · aux where
   // config.output_router_logits is set; micro-batches weigh in the auxiliary loss by their tokens.
   void TrainMicroBatch(const data::Batch& batch, const LossScale& scale, LossSums& sums);
+
+  // How the fuser runs the experts of the layers in training under the recipes in force: each plan
+  // with the layers that follow it. Throws under Context::strict() where a pattern refuses.
+  std::string ExplainExperts() const;
 
   // Forward only: nll of every label, [T] in the compute type (0 where ignored). `experts`,
   // optional, receives the routing, i32 [L, T, K].

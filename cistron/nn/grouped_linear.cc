@@ -52,6 +52,13 @@ Tensor GroupedLinear::Forward(const ops::Context& ctx, const Tensor& x, const Ex
   Operand input = products_->Input(x, extra.split_sizes);
   Tensor y = ctx.Empty({x.dim(0), options_.out_features}, x.dtype());
   products_->Forward(ctx, recipe, input, saved != nullptr, ops::Write(y));
+  FinishForward(ctx, recipe, input, extra, saved, y);
+  return y;
+}
+
+void GroupedLinear::FinishForward(const ops::Context& ctx, const quant::Recipe& recipe,
+                                  Operand& input, const ExtraInputs& extra, Saved* saved,
+                                  const Tensor& y) const {
   if (options_.bias) {
     const AcquiredWeight bias(*store_, bias_);
     const Tensor row_scale = options_.scaled_bias ? extra.bias_scale : Tensor();
@@ -62,11 +69,16 @@ Tensor GroupedLinear::Forward(const ops::Context& ctx, const Tensor& x, const Ex
                                          options_.scaled_bias ? extra.bias_scale : Tensor(),
                                          products_->version()};
   }
-  return y;
 }
 
 Tensor GroupedLinear::Backward(const ops::Context& ctx, const Tensor& dy,
                                const BackwardOutputs& out, Saved& saved) const {
+  return BackwardWith(ctx, dy, out, saved, nullptr);
+}
+
+Tensor GroupedLinear::BackwardWith(const ops::Context& ctx, const Tensor& dy,
+                                   const BackwardOutputs& out, Saved& saved,
+                                   const DgradFunction& dgrad) const {
   Record r = saved.Pop<Record>(this, name());
   products_->CheckVersion(r.version);
   CISTRON_CHECK(!out.bias_scale || options_.scaled_bias,
@@ -80,7 +92,9 @@ Tensor GroupedLinear::Backward(const ops::Context& ctx, const Tensor& dy,
                              out.bias_scale);
   }
   Tensor dx;
-  if (out.input) {
+  if (out.input && dgrad) {
+    dx = dgrad(dy, r.split_sizes);
+  } else if (out.input) {
     dx = ctx.Empty({dy.dim(0), options_.in_features}, dy.dtype());
     products_->Dgrad(ctx, r.x.recipe, gradient, ops::Write(dx));
   }

@@ -7,6 +7,7 @@
 // Any counts, empty groups included; rows beyond the sum of split_sizes are left alone.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -55,6 +56,15 @@ class GroupedLinear final : public BasicOp {
                  Saved* saved) const override;
   Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
                   Saved& saved) const override;
+
+  // For fused ops of one direction: what follows the product in forward (bias, record), and
+  // backward with dx made by `dgrad` from dy and split_sizes; the op's record is taken before it is
+  // called.
+  void FinishForward(const ops::Context& ctx, const quant::Recipe& recipe, Operand& input,
+                     const ExtraInputs& extra, Saved* saved, const Tensor& y) const;
+  using DgradFunction = std::function<Tensor(const Tensor& dy, const Tensor& split_sizes)>;
+  Tensor BackwardWith(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+                      Saved& saved, const DgradFunction& dgrad) const;
 
   // The weight gradients that were delayed, in the order of their backward passes.
   void ComputeWeightGradients(const ops::Context& ctx) const;

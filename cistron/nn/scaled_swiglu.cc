@@ -10,13 +10,17 @@ Tensor ScaledSwiGLU::Forward(const ops::Context& ctx, const Tensor& x, const Ext
                 Describe(x));
   Tensor y = ctx.Empty({x.dim(0), x.dim(1) / 2}, x.dtype());
   ops::SwiGluForward(ctx, x, extra.scale, extra.split_sizes, ops::Write(y));
-  if (saved != nullptr) saved->Push<Record>(this, name_) = {x, extra.scale, extra.split_sizes};
+  Save(x, extra, saved);
   return y;
+}
+
+void ScaledSwiGLU::Save(const Tensor& x, const ExtraInputs& extra, Saved* saved) const {
+  if (saved != nullptr) saved->Push<Record>(this, name_) = {x, extra.scale, extra.split_sizes};
 }
 
 Tensor ScaledSwiGLU::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
                               Saved& saved) const {
-  const Record r = saved.Pop<Record>(this, name_);
+  const Record r = Take(saved);
   Tensor dx = ctx.Empty(r.x.shape(), dy.dtype());
   ops::SwiGluBackward(ctx, dy, r.x, r.scale, r.split_sizes, ops::Write(dx), out.scale, {});
   return dx;

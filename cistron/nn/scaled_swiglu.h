@@ -24,11 +24,15 @@ class ScaledSwiGLU final : public BasicOp {
   Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
                   Saved& saved) const override;
 
- private:
+  // What forward leaves for backward; fused ops of one direction leave and take it as the op does.
   struct Record {
     Tensor x, scale, split_sizes;
     std::int64_t bytes() const { return x.bytes() + (scale ? scale.bytes() : 0); }
   };
+  void Save(const Tensor& x, const ExtraInputs& extra, Saved* saved) const;
+  Record Take(Saved& saved) const { return saved.Pop<Record>(this, name_); }
+
+ private:
   std::string name_;
 };
 

@@ -389,8 +389,10 @@ std::vector<ConfigKey> MakeKeys() {
       Integer("seed", At(&C::seed), AtLeast(0), "seed of weights and data order", kIdentity),
       Integer("threads", At(&C::threads), Between(0, 4096), "0: all that the machine grants",
               kMechanical),
-      Boolean("strict", At(&C::strict),
-              "an op that its best implementation refuses is an error, not slower", kMechanical),
+      Boolean(
+          "strict", At(&C::strict),
+          "an op that its best implementation refuses, or a fusion that does not fire, is an error",
+          kMechanical),
       Choice("aux_scope", At(&C::model, &M::aux_scope), kScopes,
              "tokens over which the auxiliary loss takes its statistics", kIdentity),
       Choice(

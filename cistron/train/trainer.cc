@@ -114,6 +114,10 @@ class Trainer {
     } else if (!HasCheckpoint(config_)) {
       LoadWeights(FindModel(config_.init.from), model_.store);
     }
+    {
+      const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/false));
+      fusion_ = model_.model.ExplainExperts();  // with strict=true a refusal ends the run here
+    }
     // Only now, with everything checked, something appears on disk.
     position_.fingerprint = corpus_->fingerprint();
     directory_.emplace(loaded);
@@ -124,6 +128,7 @@ class Trainer {
   TrainOutcome Run() {
     if (!directory_->notice().empty()) Print(directory_->notice());
     Describe();
+    if (hooks_.explain) Print("fusion of the experts\n" + fusion_);
     const RunPaths& paths = directory_->paths();
     const std::int64_t total = config_.train.steps;
     TrainOutcome outcome{paths, optimizer_.step(), false, std::nullopt};
@@ -361,6 +366,7 @@ class Trainer {
   optim::AdamWOptimizer optimizer_;
   quant::Recipe recipe_ = MakeRecipe(config_.precision, config_.recipe);
   quant::ScalingStates scaling_;
+  std::string fusion_;  // how the experts are fused, in words
   std::unique_ptr<data::TrainingStream> stream_;
   std::unique_ptr<data::EvaluationStream> heldout_;
   std::optional<RunDirectory> directory_;

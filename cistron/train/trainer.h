@@ -20,6 +20,7 @@ struct TrainHooks {
   // Called after every step, its checkpoint included.
   std::function<void(std::int64_t step)> after_step;
   std::FILE* out = stdout;  // progress and notices
+  bool explain = false;     // print how the model's experts are fused
 };
 
 struct TrainOutcome {

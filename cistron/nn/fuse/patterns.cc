@@ -3,6 +3,7 @@
 
 #include "cistron/nn/fuse/grouped_mlp.h"
 #include "cistron/nn/fuse/plan.h"
+#include "cistron/nn/fuse/swiglu_linear.h"
 
 namespace cistron::nn::fuse {
 
@@ -12,11 +13,13 @@ std::span<const Pattern> JointPatterns() {
 }
 
 std::span<const Pattern> ForwardPatterns() {
-  return {};
+  static const std::array kPatterns = {SwiGluLinearPattern()};
+  return kPatterns;
 }
 
 std::span<const Pattern> BackwardPatterns() {
-  return {};
+  static const std::array kPatterns = {SwiGluLinearPattern()};
+  return kPatterns;
 }
 
 }  // namespace cistron::nn::fuse

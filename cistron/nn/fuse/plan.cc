@@ -98,11 +98,13 @@ void Complete(std::vector<PlanStep>& steps, const std::vector<bool>& taken) {
             [](const PlanStep& a, const PlanStep& b) { return a.begin < b.begin; });
 }
 
-std::string StepText(const PlanStep& step, Window ops) {
+std::string StepText(const PlanStep& step, Window ops, const PlanKey& key) {
   std::string inner;
   for (std::size_t i = step.begin; i < step.end; ++i) {
     inner += fmt::format("{}{} {}", inner.empty() ? "" : " → ", ops[i]->kind(), ops[i]->name());
   }
+  const quant::Recipe& recipe = key.recipes[step.end - 1];
+  if (quant::Quantizes(recipe)) inner += fmt::format("; recipe {}", quant::Name(recipe));
   return step.fused ? fmt::format("{} = {}", step.fused->name(), inner) : inner;
 }
 
@@ -153,7 +155,7 @@ std::string Describe(const Plan& plan, Window ops) {
   std::string text;
   const auto add = [&](const char* title, const std::vector<PlanStep>& steps) {
     text += title;
-    for (const PlanStep& step : steps) text += "  " + StepText(step, ops) + "\n";
+    for (const PlanStep& step : steps) text += "  " + StepText(step, ops, plan.key) + "\n";
   };
   add("forward:\n", plan.forward);
   if (plan.key.training) add("backward (last to first):\n", plan.backward);

@@ -22,23 +22,27 @@ void CheckRowValues(std::string_view op, const char* name, const Tensor& t, std:
   Check(op, name, t, {rows}, ComputeType(dtype));
 }
 
-// Checks the weights, the counts and `rows`, the operand with a row of H values for each.
-GroupedMlpProblem CheckProblem(std::string_view op, const char* name, const GroupedTensor& rows,
-                               const GroupedMlpWeights& w, const Tensor& row_scale) {
-  CISTRON_CHECK(
-      w.w1 && w.w2 && w.w1.rank() == 3 && w.w2.rank() == 3 && rows.data && rows.data.rank() == 2,
-      "{}: {} is {}, w1 {}, w2 {}, expected [M, H], [E, 2F, H], [E, H, F]", op, name,
-      Describe(rows.data), Describe(w.w1), Describe(w.w2));
-  const GroupedMlpProblem p{rows.data.dtype(), w.w1.dim(0), rows.max_rows(), w.w1.dim(2),
-                            w.w2.dim(2)};
+// Checks w2, the counts, the row scale and `rows`, which have H values each.
+GroupedMlpProblem CheckHalf(std::string_view op, const char* name, const GroupedTensor& rows,
+                            const Tensor& w2, const Tensor& row_scale) {
+  CISTRON_CHECK(w2 && w2.rank() == 3 && rows.data && rows.data.rank() == 2,
+                "{}: {} is {}, w2 {}, expected [M, H], [E, H, F]", op, name, Describe(rows.data),
+                Describe(w2));
+  const GroupedMlpProblem p{rows.data.dtype(), w2.dim(0), rows.max_rows(), w2.dim(1), w2.dim(2)};
   Check(op, name, rows.data, {p.max_rows, p.hidden}, p.dtype);
-  Check(op, "w1", w.w1, {p.groups, 2 * p.ffn, p.hidden}, p.dtype);
-  Check(op, "w2", w.w2, {p.groups, p.hidden, p.ffn}, p.dtype);
+  Check(op, "w2", w2, {p.groups, p.hidden, p.ffn}, p.dtype);
   CISTRON_CHECK(rows.split_sizes && rows.num_groups() == p.groups,
                 "{}: split_sizes is {}, expected i64 [{}]", op, Describe(rows.split_sizes),
                 p.groups);
   RowOffsets(op, rows.split_sizes, p.max_rows);
   if (row_scale) CheckRowValues(op, "row_scale", row_scale, p.max_rows, p.dtype);
+  return p;
+}
+
+GroupedMlpProblem CheckProblem(std::string_view op, const char* name, const GroupedTensor& rows,
+                               const GroupedMlpWeights& w, const Tensor& row_scale) {
+  const GroupedMlpProblem p = CheckHalf(op, name, rows, w.w2, row_scale);
+  Check(op, "w1", w.w1, {p.groups, 2 * p.ffn, p.hidden}, p.dtype);
   return p;
 }
 
@@ -56,7 +60,7 @@ void GroupedMlpForward(const Context& ctx, const GroupedTensor& x, const Grouped
   if (pre) Check(kOp, "pre", pre, {p.max_rows, 2 * p.ffn}, p.dtype);
   Check(kOp, "y", y.tensor, {p.max_rows, p.hidden}, p.dtype);
   Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
-      .forward(ctx, p, {x.split_sizes, x.data, weights.w1, weights.w2, row_scale, pre, y});
+      .forward(ctx, p, {x.split_sizes, x.data, weights.w1, weights.w2, row_scale, pre, {}, y});
 }
 
 void GroupedMlpBackward(const Context& ctx, const GroupedTensor& dy, const Tensor& x,
@@ -75,7 +79,31 @@ void GroupedMlpBackward(const Context& ctx, const GroupedTensor& dy, const Tenso
     Check(kOp, "dw2", out.dw2.tensor, weights.w2.shape(), ComputeType(p.dtype));
   }
   Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
-      .backward(ctx, p, {dy.split_sizes, dy.data, x, pre, weights.w1, weights.w2, row_scale, out});
+      .backward(ctx, p,
+                {dy.split_sizes, dy.data, x, pre, weights.w1, weights.w2, row_scale, out, {}});
+}
+
+void SwiGluLinearForward(const Context& ctx, const GroupedTensor& pre, const Tensor& w2,
+                         const Tensor& row_scale, const Tensor& act, const Output& y) {
+  constexpr std::string_view kOp = "swiglu linear forward";
+  const GroupedMlpProblem p = CheckHalf(kOp, "y", {y.tensor, pre.split_sizes}, w2, row_scale);
+  Check(kOp, "pre", pre.data, {p.max_rows, 2 * p.ffn}, p.dtype);
+  if (act) Check(kOp, "act", act, {p.max_rows, p.ffn}, p.dtype);
+  Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
+      .forward(ctx, p, {pre.split_sizes, {}, {}, w2, row_scale, pre.data, act, y});
+}
+
+void SwiGluLinearBackward(const Context& ctx, const GroupedTensor& dy, const Tensor& pre,
+                          const Tensor& w2, const Tensor& row_scale, const Output& dpre,
+                          const Output& dscale) {
+  constexpr std::string_view kOp = "swiglu linear backward";
+  const GroupedMlpProblem p = CheckHalf(kOp, "dy", dy, w2, row_scale);
+  Check(kOp, "pre", pre, {p.max_rows, 2 * p.ffn}, p.dtype);
+  Check(kOp, "dpre", dpre.tensor, {p.max_rows, 2 * p.ffn}, p.dtype);
+  if (dscale) CheckRowValues(kOp, "dscale", dscale.tensor, p.max_rows, p.dtype);
+  Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
+      .backward(ctx, p,
+                {dy.split_sizes, dy.data, {}, pre, {}, w2, row_scale, {.dscale = dscale}, dpre});
 }
 
 }  // namespace cistron::ops

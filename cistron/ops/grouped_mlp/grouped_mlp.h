@@ -39,17 +39,28 @@ void GroupedMlpBackward(const Context& ctx, const GroupedTensor& dy, const Tenso
                         const Tensor& pre, const GroupedMlpWeights& weights,
                         const Tensor& row_scale, const GroupedMlpGradients& gradients);
 
+// The second half alone, where P comes from elsewhere: y = A · w2[e]ᵀ with A = silu(gate)·up·s.
+// `act` is A for the backward pass; undefined: it is not kept.
+void SwiGluLinearForward(const Context& ctx, const GroupedTensor& pre, const Tensor& w2,
+                         const Tensor& row_scale, const Tensor& act, const Output& y);
+// dP and, where asked for, ds. The weight gradient is grouped_gemm's, of dy and A.
+void SwiGluLinearBackward(const Context& ctx, const GroupedTensor& dy, const Tensor& pre,
+                          const Tensor& w2, const Tensor& row_scale, const Output& dpre,
+                          const Output& dscale);
+
 struct GroupedMlpProblem {
   DType dtype;
   std::int64_t groups, max_rows, hidden, ffn;
 };
+// The second half alone has no w1: then pre is an operand, and backward leaves dP in dpre.
 struct GroupedMlpForwardArgs {
-  Tensor split_sizes, x, w1, w2, row_scale, pre;
+  Tensor split_sizes, x, w1, w2, row_scale, pre, act;
   Output y;
 };
 struct GroupedMlpBackwardArgs {
   Tensor split_sizes, dy, x, pre, w1, w2, row_scale;
   GroupedMlpGradients out;
+  Output dpre;
 };
 struct GroupedMlpRun {
   void (*forward)(const Context&, const GroupedMlpProblem&, const GroupedMlpForwardArgs&);

@@ -54,7 +54,7 @@ void Product(const Context& ctx, const Tensor& a, const Tensor& w, Transpose tra
 // A group's weight for forward products with `rows` rows in all: transposed where that is faster.
 struct ForwardWeight {
   Tensor w;
-  Transpose transpose;
+  Transpose transpose = Transpose::kYes;
 };
 ForwardWeight Prepare(const Context& ctx, const Tensor& w, std::int64_t rows) {
   if (w.dtype() != DType::kF32 || rows < kRowsWorthTransposing) return {w, Transpose::kYes};
@@ -73,17 +73,18 @@ void Forward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpFor
   const std::vector<RowPiece> pieces = PlanRowPieces(offsets, NumThreads(), kPieceRows);
   ParallelDynamic(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t i) {
     const RowPiece& piece = pieces[static_cast<std::size_t>(i)];
-    const ForwardWeight w1 = Prepare(ctx, args.w1.Select(piece.group), piece.rows());
+    ForwardWeight w1;
+    if (args.w1) w1 = Prepare(ctx, args.w1.Select(piece.group), piece.rows());
     const ForwardWeight w2 = Prepare(ctx, args.w2.Select(piece.group), piece.rows());
     const std::vector<RowPiece> chunks = Chunks(piece);
     std::int64_t most = 0;
     for (const RowPiece& c : chunks) most = std::max(most, c.rows());
     const Tensor pre_buffer = args.pre ? Tensor() : ctx.Empty({most, 2 * p.ffn}, p.dtype);
-    const Tensor act_buffer = ctx.Empty({most, p.ffn}, p.dtype);
+    const Tensor act_buffer = args.act ? Tensor() : ctx.Empty({most, p.ffn}, p.dtype);
     for (const RowPiece& c : chunks) {
       const Tensor pre = args.pre ? Rows(args.pre, c) : pre_buffer.Slice(0, 0, c.rows());
-      const Tensor act = act_buffer.Slice(0, 0, c.rows());
-      Product(ctx, Rows(args.x, c), w1.w, w1.transpose, Write(pre));
+      const Tensor act = args.act ? Rows(args.act, c) : act_buffer.Slice(0, 0, c.rows());
+      if (args.w1) Product(ctx, Rows(args.x, c), w1.w, w1.transpose, Write(pre));
       SwiGluForwardCpu(ctx, c.rows(), pre, Rows(args.row_scale, c), Write(act));
       Product(ctx, act, w2.w, w2.transpose, Rows(args.y, c));
     }
@@ -118,11 +119,13 @@ void WeightGradient(const Context& ctx, const GroupedMlpProblem& p, const Wave& 
 
 void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBackwardArgs& args) {
   const std::vector<std::int64_t> offsets = RowOffsets("grouped_mlp", args.split_sizes, p.max_rows);
-  const std::vector<Wave> waves = Waves(offsets);
   const bool weights = static_cast<bool>(args.out.dw1);
+  // Where dP is wanted whole there is no reason for several waves.
+  const std::vector<Wave> waves =
+      args.dpre ? std::vector<Wave>{{0, p.groups, 0, offsets.back()}} : Waves(offsets);
   std::int64_t most = 0;
   for (const Wave& w : waves) most = std::max(most, w.rows);
-  const Tensor all_dpre = ctx.Empty({most, 2 * p.ffn}, p.dtype);
+  const Output all_dpre = args.dpre ? args.dpre : Write(ctx.Empty({most, 2 * p.ffn}, p.dtype));
   const Tensor all_act = weights ? ctx.Empty({most, p.ffn}, p.dtype) : Tensor();
   for (const Wave& wave : waves) {
     std::vector<RowPiece> chunks;
@@ -133,10 +136,11 @@ void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBa
     ParallelDynamic(static_cast<std::int64_t>(chunks.size()), [&](std::int64_t i) {
       const RowPiece& c = chunks[static_cast<std::size_t>(i)];
       const RowPiece here = From(c, wave.first);
-      const Tensor dact = ctx.Empty({c.rows(), p.ffn}, p.dtype), dpre = Rows(all_dpre, here);
+      const Tensor dact = ctx.Empty({c.rows(), p.ffn}, p.dtype), dpre = Rows(all_dpre.tensor, here);
       Product(ctx, Rows(args.dy, c), args.w2.Select(c.group), Transpose::kNo, Write(dact));
       SwiGluBackwardCpu(ctx, c.rows(), dact, Rows(args.pre, c), Rows(args.row_scale, c),
-                        Write(dpre), Rows(args.out.dscale, c), Write(Rows(all_act, here)));
+                        {dpre, all_dpre.mode}, Rows(args.out.dscale, c),
+                        Write(Rows(all_act, here)));
       if (args.out.dx) {
         Product(ctx, dpre, args.w1.Select(c.group), Transpose::kNo, Rows(args.out.dx, c));
       }
@@ -145,7 +149,7 @@ void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBa
     const RowPiece rows{0, wave.first, wave.first + wave.rows}, here = From(rows, wave.first);
     WeightGradient(ctx, p, wave, args.split_sizes, Rows(args.dy, rows), Rows(all_act, here),
                    args.out.dw2);
-    WeightGradient(ctx, p, wave, args.split_sizes, Rows(all_dpre, here), Rows(args.x, rows),
+    WeightGradient(ctx, p, wave, args.split_sizes, Rows(all_dpre.tensor, here), Rows(args.x, rows),
                    args.out.dw1);
   }
 }

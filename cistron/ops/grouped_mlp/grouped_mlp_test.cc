@@ -33,9 +33,9 @@ std::vector<Case> Cases() {
       {"one token", {0, 1, 0}, 24, 16},
       {"empty, few and many rows", {0, 1, 7, 33, 0}, 20, 24, 9},
       {"no rows at all", {0, 0}, 8, 12, 3},
-      {"all rows on one group", {0, 0, 1100, 0}, 12, 20, 5},
+      {"all rows on one group", {0, 0, 700, 0}, 8, 6, 5},
       {"uniform", {32, 32, 32, 32}, 40, 24},
-      {"several waves", {700, 3, 500, 0, 300}, 16, 9, 4},
+      {"several waves", {700, 3, 500, 0, 30}, 8, 5, 4},
       {"no row scale", {5, 40}, 17, 11, 2, false},
   };
 }
@@ -57,7 +57,7 @@ class Exact {
         scale(testing::Uniform({rows_}, acc_, "scale", 0.1, 1.0)) {
     const std::int64_t h = test.hidden, f = test.ffn;
     for (Pair* t : {&pre, &dpre}) t->Allocate({rows_, 2 * f});
-    for (Pair* t : {&act_, &dact_}) t->Allocate({rows_, f});
+    for (Pair* t : {&act, &dact_}) t->Allocate({rows_, f});
     for (Pair* t : {&y, &dx}) t->Allocate({rows_, h});
     dscale.Allocate({rows_});
     dw1.Allocate(w1.shape());
@@ -88,7 +88,7 @@ class Exact {
 
  public:
   Tensor x, dy, w1, w2, scale;
-  Pair pre, y, dpre, dx, dscale, dw1, dw2;
+  Pair pre, act, y, dpre, dx, dscale, dw1, dw2;
 
  private:
   static double At(const Tensor& t, std::int64_t i) { return ElementAsDouble(t, i); }
@@ -138,8 +138,8 @@ class Exact {
         return ep * std::abs(q) + eq * std::abs(p) + ep * eq;
       };
       const double gate_up = silu * b, egate_up = product(silu, esilu, b, eb);
-      act_.v(r * f + j) = gate_up * s;
-      act_.e(r * f + j) = egate_up * s + Roundings((std::abs(gate_up) + egate_up) * s);
+      act.v(r * f + j) = gate_up * s;
+      act.e(r * f + j) = egate_up * s + Roundings((std::abs(gate_up) + egate_up) * s);
       const double db = d * b, edb = product(d, ed, b, eb);
       dpre.v(r * 2 * f + j) = db * s * slope;
       dpre.e(r * 2 * f + j) = s * product(db, edb, slope, eslope) +
@@ -155,7 +155,7 @@ class Exact {
     dscale.e(r) = ds_error + check::Gamma(f + 16, acc_) * ds_size + std::ldexp(1.0, -118) * f;
     for (std::int64_t j = 0; j < h; ++j) {
       Dot(y, r * h + j, f, dtype_, [&](std::int64_t k) {
-        return std::array{act_.v(r * f + k), act_.e(r * f + k), At(w2, (e * h + j) * f + k), 0.0};
+        return std::array{act.v(r * f + k), act.e(r * f + k), At(w2, (e * h + j) * f + k), 0.0};
       });
       Dot(dx, r * h + j, 2 * f, dtype_, [&](std::int64_t k) {
         return std::array{dpre.v(r * 2 * f + k), dpre.e(r * 2 * f + k),
@@ -178,17 +178,43 @@ class Exact {
       for (std::int64_t j = 0; j < f; ++j) {
         Dot(dw2, (e * h + i) * f + j, end - begin, acc_, [&](std::int64_t k) {
           const std::int64_t at = (begin + k) * f + j;
-          return std::array{act_.v(at), act_.e(at), At(dy, (begin + k) * h + i), 0.0};
+          return std::array{act.v(at), act.e(at), At(dy, (begin + k) * h + i), 0.0};
         });
       }
     }
   }
 
-  Pair act_, dact_;
+  Pair dact_;
 };
 
 GroupedMlpProblem Problem(const Case& test, DType dtype) {
   return {dtype, static_cast<std::int64_t>(test.split_sizes.size()), 0, test.hidden, test.ffn};
+}
+
+struct HalfInputs {
+  Tensor pre, dy, scale, splits;
+};
+// The second half alone gives what the whole gives, from the same P.
+void CheckHalf(const Context& ctx, const Case& test, DType dtype, const Exact& exact,
+               const HalfInputs& in) {
+  const std::int64_t all = in.pre.dim(0), rows = exact.x.dim(0);
+  const Strided y({all, test.hidden}, dtype), act({all, test.ffn}, dtype),
+      dpre({all, 2 * test.ffn}, dtype);
+  const Tensor dscale = Tensor::Empty({all}, ComputeType(dtype));
+  SwiGluLinearForward(ctx, {in.pre, in.splits}, exact.w2, in.scale, act.view, Write(y.view));
+  SwiGluLinearBackward(ctx, {in.dy, in.splits}, in.pre, exact.w2, in.scale, Write(dpre.view),
+                       Write(dscale));
+  const auto check = [&](const char* name, const Tensor& got, const Exact::Pair& want) {
+    EXPECT_TRUE(Agrees(check::Compare(name, got.Slice(0, 0, rows), want.value,
+                                      [&](std::int64_t i) { return want.e(i); })));
+  };
+  check("half y", y.Values(), exact.y);
+  check("half act", act.Values(), exact.act);
+  check("half dpre", dpre.Values(), exact.dpre);
+  check("half dscale", dscale, exact.dscale);
+  EXPECT_TRUE(y.UntouchedBeyond(rows));
+  EXPECT_TRUE(act.UntouchedBeyond(rows));
+  EXPECT_TRUE(dpre.UntouchedBeyond(rows));
 }
 
 void CheckCase(const Context& ctx, const Case& test, DType dtype, const Exact& exact,
@@ -242,6 +268,8 @@ void CheckCase(const Context& ctx, const Case& test, DType dtype, const Exact& e
   if (mode == WriteMode::kWrite) {
     EXPECT_TRUE(y.UntouchedBeyond(rows));
   }
+
+  CheckHalf(ctx, test, dtype, exact, {pre.view, dy.view, scale, splits});
 
   const Output dscale = start(Tensor::Empty({all}, acc));
   const Output dw1 = start(Tensor::Empty(exact.w1.shape(), acc));
@@ -330,7 +358,8 @@ TEST(GroupedMlpOp, BadInputNamesOpAndValues) {
     };
   };
   EXPECT_NO_THROW(run({2, 3}, {2, 8, 6})());
-  EXPECT_THAT(run({2, 3}, {2, 8, 7}), ThrowsMessage<Error>(HasSubstr("w1 is f32 [2, 12, 8]")));
+  EXPECT_THAT(run({2, 3}, {2, 8, 7}),
+              ThrowsMessage<Error>(HasSubstr("w1 is f32 [2, 12, 8], expected f32 [2, 14, 8]")));
   EXPECT_THAT(run({2, -3}, {2, 8, 6}), ThrowsMessage<Error>(HasSubstr("-3 is negative")));
   EXPECT_THAT(run({2, 4}, {2, 8, 6}), ThrowsMessage<Error>(HasSubstr("more than the 5 rows")));
   EXPECT_THAT(run({2, 3, 0}, {2, 8, 6}), ThrowsMessage<Error>(HasSubstr("split_sizes")));

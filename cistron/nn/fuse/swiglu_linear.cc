@@ -1,0 +1,68 @@
+#include "cistron/nn/fuse/swiglu_linear.h"
+
+#include "cistron/ops/grouped_mlp/grouped_mlp.h"
+
+namespace cistron::nn::fuse {
+namespace {
+
+constexpr std::string_view kKinds[] = {"ScaledSwiGLU", "GroupedLinear"};
+
+Verdict Matches(Window window, std::span<const quant::Recipe> recipes, const PlanKey& key) {
+  const std::string& linear = window[1]->name();
+  if (quant::Quantizes(recipes[1])) {
+    return Verdict::Refuses(
+        linear,
+        fmt::format("its recipe is {}, whose products take whole tensors", quant::Name(recipes[1])),
+        "let GroupedMLP fire, or keep the layer in high precision");
+  }
+  if (key.device.type != DeviceType::kCpu) {
+    return Verdict::Refuses(linear, "there is no kernel for this device", "device=cpu");
+  }
+  return Verdict::Fires();
+}
+
+std::shared_ptr<const FusedOp> Make(Window window) {
+  return std::make_shared<SwiGluLinear>(static_cast<const ScaledSwiGLU&>(*window[0]),
+                                        static_cast<const GroupedLinear&>(*window[1]));
+}
+
+}  // namespace
+
+Pattern SwiGluLinearPattern() {
+  return {"SwiGLULinear", kKinds, Matches, Make};
+}
+
+Tensor SwiGluLinear::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
+                             Saved* saved) const {
+  const std::int64_t width = linear_.options().in_features;
+  CISTRON_CHECK(x && x.rank() == 2 && x.dim(1) == 2 * width, "{}: x is {}, expected [M, {}]",
+                activation_.name(), Describe(x), 2 * width);
+  const Tensor act = saved != nullptr ? ctx.Empty({x.dim(0), width}, x.dtype()) : Tensor();
+  Tensor y = ctx.Empty({x.dim(0), linear_.options().out_features}, x.dtype());
+  {
+    const AcquiredWeight w = linear_.products().Weight();
+    ops::SwiGluLinearForward(ctx, {x, extra.split_sizes}, w.tensor(), extra.scale, act,
+                             ops::Write(y));
+  }
+  activation_.Save(x, extra, saved);
+  Operand input = linear_.products().Input(act, extra.split_sizes);
+  linear_.FinishForward(ctx, linear_.products().recipe(), input, extra, saved, y);
+  return y;
+}
+
+Tensor SwiGluLinear::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+                              Saved& saved) const {
+  BackwardOutputs wanted = out;
+  wanted.input = true;  // what comes out is the gradient of the activation's input
+  return linear_.BackwardWith(
+      ctx, dy, wanted, saved, [&](const Tensor& gradient, const Tensor& split_sizes) {
+        const ScaledSwiGLU::Record r = activation_.Take(saved);
+        Tensor dx = ctx.Empty(r.x.shape(), gradient.dtype());
+        const AcquiredWeight w = linear_.products().Weight();
+        ops::SwiGluLinearBackward(ctx, {gradient, split_sizes}, r.x, w.tensor(), r.scale,
+                                  ops::Write(dx), out.scale);
+        return dx;
+      });
+}
+
+}  // namespace cistron::nn::fuse
