@@ -97,7 +97,7 @@ std::vector<SupportRow> SupportMatrix() {
   Ask(
       "grouped_mlp", GroupedMlpImpls(),
       [](DType t) {
-        return GroupedMlpProblem{t, kExperts, kRows, kHidden, kFfn};
+        return GroupedMlpProblem{t, kExperts, kRows, kHidden, kFfn, kHidden};
       },
       rows);
   Ask(

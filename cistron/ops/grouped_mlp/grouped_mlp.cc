@@ -22,15 +22,15 @@ void CheckRowValues(std::string_view op, const char* name, const Tensor& t, std:
   Check(op, name, t, {rows}, ComputeType(dtype));
 }
 
-// Checks w2, the counts, the row scale and `rows`, which have H values each.
+// Checks w2, the counts, the row scale and `rows`, which have N values each. `hidden` is left at 0.
 GroupedMlpProblem CheckHalf(std::string_view op, const char* name, const GroupedTensor& rows,
                             const Tensor& w2, const Tensor& row_scale) {
   CISTRON_CHECK(w2 && w2.rank() == 3 && rows.data && rows.data.rank() == 2,
-                "{}: {} is {}, w2 {}, expected [M, H], [E, H, F]", op, name, Describe(rows.data),
+                "{}: {} is {}, w2 {}, expected [M, N], [E, N, F]", op, name, Describe(rows.data),
                 Describe(w2));
-  const GroupedMlpProblem p{rows.data.dtype(), w2.dim(0), rows.max_rows(), w2.dim(1), w2.dim(2)};
-  Check(op, name, rows.data, {p.max_rows, p.hidden}, p.dtype);
-  Check(op, "w2", w2, {p.groups, p.hidden, p.ffn}, p.dtype);
+  const GroupedMlpProblem p{rows.data.dtype(), w2.dim(0), rows.max_rows(), 0, w2.dim(2), w2.dim(1)};
+  Check(op, name, rows.data, {p.max_rows, p.out}, p.dtype);
+  Check(op, "w2", w2, {p.groups, p.out, p.ffn}, p.dtype);
   CISTRON_CHECK(rows.split_sizes && rows.num_groups() == p.groups,
                 "{}: split_sizes is {}, expected i64 [{}]", op, Describe(rows.split_sizes),
                 p.groups);
@@ -39,9 +39,12 @@ GroupedMlpProblem CheckHalf(std::string_view op, const char* name, const Grouped
   return p;
 }
 
+// Checks w1 too.
 GroupedMlpProblem CheckProblem(std::string_view op, const char* name, const GroupedTensor& rows,
                                const GroupedMlpWeights& w, const Tensor& row_scale) {
-  const GroupedMlpProblem p = CheckHalf(op, name, rows, w.w2, row_scale);
+  GroupedMlpProblem p = CheckHalf(op, name, rows, w.w2, row_scale);
+  CISTRON_CHECK(w.w1 && w.w1.rank() == 3, "{}: w1 is {}, expected [E, 2F, H]", op, Describe(w.w1));
+  p.hidden = w.w1.dim(2);
   Check(op, "w1", w.w1, {p.groups, 2 * p.ffn, p.hidden}, p.dtype);
   return p;
 }
@@ -56,9 +59,9 @@ std::span<const GroupedMlpImpl> GroupedMlpImpls() {
 void GroupedMlpForward(const Context& ctx, const GroupedTensor& x, const GroupedMlpWeights& weights,
                        const Tensor& row_scale, const Tensor& pre, const Output& y) {
   constexpr std::string_view kOp = "grouped_mlp forward";
-  const GroupedMlpProblem p = CheckProblem(kOp, "x", x, weights, row_scale);
+  const GroupedMlpProblem p = CheckProblem(kOp, "y", {y.tensor, x.split_sizes}, weights, row_scale);
+  Check(kOp, "x", x.data, {p.max_rows, p.hidden}, p.dtype);
   if (pre) Check(kOp, "pre", pre, {p.max_rows, 2 * p.ffn}, p.dtype);
-  Check(kOp, "y", y.tensor, {p.max_rows, p.hidden}, p.dtype);
   Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
       .forward(ctx, p, {x.split_sizes, x.data, weights.w1, weights.w2, row_scale, pre, {}, y});
 }

@@ -7,8 +7,8 @@
 // and roundings: P, A, dA and dP are rounded to the dtype). No buffer holds A, dA or dP of all
 // groups, unless one group has all the rows.
 //
-// Shapes: x, y, dx, dy [M, H]; P [M, 2F]; w1, dw1 [E, 2F, H]; w2, dw2 [E, H, F]; s, ds [M] compute
-//         type; split_sizes i64 [E].
+// Shapes: x, dx [M, H]; y, dy [M, N]; P [M, 2F]; w1, dw1 [E, 2F, H]; w2, dw2 [E, N, F]; s, ds [M]
+//         compute type; split_sizes i64 [E].
 // Rows:   those beyond Σ split_sizes are neither read nor written.
 // Empty:  a group without rows has zeros written to dw1 and dw2, or nothing added.
 // Dtypes: f64, f32, bf16; dw in the compute type.
@@ -50,7 +50,7 @@ void SwiGluLinearBackward(const Context& ctx, const GroupedTensor& dy, const Ten
 
 struct GroupedMlpProblem {
   DType dtype;
-  std::int64_t groups, max_rows, hidden, ffn;
+  std::int64_t groups, max_rows, hidden, ffn, out;  // E, M, H, F, N
 };
 // The second half alone has no w1: then pre is an operand, and backward leaves dP in dpre.
 struct GroupedMlpForwardArgs {

@@ -26,7 +26,7 @@ void Forward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpFor
                    args.split_sizes, args.x, args.w1, Write(pre));
   }
   SwiGluForwardRef(ctx, rows, pre, args.row_scale, Write(act));
-  GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kForward, p.hidden, p.ffn), args.split_sizes, act,
+  GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kForward, p.out, p.ffn), args.split_sizes, act,
                  args.w2, args.y);
 }
 
@@ -36,11 +36,11 @@ void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBa
   const Tensor dact = ctx.Empty({p.max_rows, p.ffn}, p.dtype),
                act = ctx.Empty(dact.shape(), p.dtype);
   const Output dpre = args.dpre ? args.dpre : Write(ctx.Empty({p.max_rows, 2 * p.ffn}, p.dtype));
-  GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kDgrad, p.hidden, p.ffn), args.split_sizes,
-                 args.dy, args.w2, Write(dact));
+  GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kDgrad, p.out, p.ffn), args.split_sizes, args.dy,
+                 args.w2, Write(dact));
   SwiGluBackwardRef(ctx, rows, dact, args.pre, args.row_scale, dpre, out.dscale, Write(act));
   if (out.dw1) {
-    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, p.hidden, p.ffn), args.split_sizes,
+    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, p.out, p.ffn), args.split_sizes,
                    args.dy, act, out.dw2);
     GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, 2 * p.ffn, p.hidden), args.split_sizes,
                    dpre.tensor, args.x, out.dw1);
