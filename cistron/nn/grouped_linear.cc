@@ -1,6 +1,7 @@
 #include "cistron/nn/grouped_linear.h"
 
 #include "cistron/ops/grouped_bias/grouped_bias.h"
+#include "cistron/ops/split_sizes.h"
 
 namespace cistron::nn {
 
@@ -18,11 +19,20 @@ GroupedLinear::GroupedLinear(const GroupedLinearOptions& options) : options_(opt
     own_store_ = std::make_unique<LocalParameterStore>(ops::Context(), options.dtype);
     store_ = own_store_.get();
   }
-  const ParameterId weight =
-      store_->Register({.name = options.name,
-                        .shape = {options.num_groups, options.out_features, options.in_features},
-                        .is_expert = true,
-                        .row_parts = options.out_parts});
+  const std::int64_t out = options.out_features, in = options.in_features;
+  if (options.per_expert_weights) {
+    for (std::int64_t e = 0; e < options.num_groups; ++e) {
+      products_.emplace_back(*store_,
+                             store_->Register({.name = fmt::format("{}{}", options.name, e),
+                                               .shape = {out, in},
+                                               .row_parts = options.out_parts}));
+    }
+  } else {
+    products_.emplace_back(*store_, store_->Register({.name = options.name,
+                                                      .shape = {options.num_groups, out, in},
+                                                      .is_expert = true,
+                                                      .row_parts = options.out_parts}));
+  }
   if (options.bias) {
     bias_ = store_->Register({.name = options.bias_name,
                               .shape = {options.num_groups, options.out_features},
@@ -30,7 +40,6 @@ GroupedLinear::GroupedLinear(const GroupedLinearOptions& options) : options_(opt
                               .is_expert = true,
                               .decays = false});
   }
-  products_ = std::make_unique<WeightProducts>(*store_, weight);
   delayed_ = std::make_unique<std::vector<Delayed>>();
   if (own_store_) own_store_->Initialize(options.seed, options.init_std);
 }
@@ -45,30 +54,59 @@ void GroupedLinear::CheckInput(const Tensor& x, const ExtraInputs& extra) const 
                 "{}: the bias is scaled, but bias_scale was not given", name());
 }
 
+std::int64_t GroupedLinear::Record::bytes() const {
+  std::int64_t sum = 0;
+  for (const SavedOperand& operand : x) sum += operand.bytes();
+  return sum;
+}
+
+std::vector<GroupedLinear::Part> GroupedLinear::Parts(const Tensor& split_sizes,
+                                                      std::int64_t rows) const {
+  if (!options_.per_expert_weights) return {{0, rows, split_sizes}};
+  const auto offsets = ops::RowOffsets(name(), split_sizes, rows);
+  std::vector<Part> parts;
+  for (std::size_t e = 0; e + 1 < offsets.size(); ++e) {
+    parts.push_back({offsets[e], offsets[e + 1] - offsets[e], {}});
+  }
+  return parts;
+}
+
 Tensor GroupedLinear::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
                               Saved* saved) const {
   CheckInput(x, extra);
-  const quant::Recipe recipe = products_->recipe();
-  Operand input = products_->Input(x, extra.split_sizes);
   Tensor y = ctx.Empty({x.dim(0), options_.out_features}, x.dtype());
-  products_->Forward(ctx, recipe, input, saved != nullptr, ops::Write(y));
-  FinishForward(ctx, recipe, input, extra, saved, y);
+  std::vector<SavedOperand> inputs;
+  const std::vector<Part> parts = Parts(extra.split_sizes, x.dim(0));
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = parts[i];
+    const quant::Recipe recipe = products_[i].recipe();
+    Operand input = products_[i].Input(x.Slice(0, part.begin, part.rows), part.split_sizes);
+    products_[i].Forward(ctx, recipe, input, saved != nullptr,
+                         ops::Write(y.Slice(0, part.begin, part.rows)));
+    if (saved != nullptr) inputs.push_back(input.Save(ctx, recipe));
+  }
+  Finish(ctx, std::move(inputs), extra, saved, y);
   return y;
 }
 
 void GroupedLinear::FinishForward(const ops::Context& ctx, const quant::Recipe& recipe,
                                   Operand& input, const ExtraInputs& extra, Saved* saved,
                                   const Tensor& y) const {
+  std::vector<SavedOperand> inputs;
+  if (saved != nullptr) inputs.push_back(input.Save(ctx, recipe));
+  Finish(ctx, std::move(inputs), extra, saved, y);
+}
+
+void GroupedLinear::Finish(const ops::Context& ctx, std::vector<SavedOperand> inputs,
+                           const ExtraInputs& extra, Saved* saved, const Tensor& y) const {
+  const Tensor row_scale = options_.scaled_bias ? extra.bias_scale : Tensor();
   if (options_.bias) {
     const AcquiredWeight bias(*store_, bias_);
-    const Tensor row_scale = options_.scaled_bias ? extra.bias_scale : Tensor();
     ops::GroupedBiasForward(ctx, bias.tensor(), row_scale, extra.split_sizes, y);
   }
-  if (saved != nullptr) {
-    saved->Push<Record>(this, name()) = {input.Save(ctx, recipe), extra.split_sizes,
-                                         options_.scaled_bias ? extra.bias_scale : Tensor(),
-                                         products_->version()};
-  }
+  if (saved == nullptr) return;
+  saved->Push<Record>(this, name()) = {std::move(inputs), extra.split_sizes, row_scale,
+                                       store_->version()};
 }
 
 Tensor GroupedLinear::Backward(const ops::Context& ctx, const Tensor& dy,
@@ -80,11 +118,10 @@ Tensor GroupedLinear::BackwardWith(const ops::Context& ctx, const Tensor& dy,
                                    const BackwardOutputs& out, Saved& saved,
                                    const DgradFunction& dgrad) const {
   Record r = saved.Pop<Record>(this, name());
-  products_->CheckVersion(r.version);
+  products_.front().CheckVersion(r.version);
   CISTRON_CHECK(!out.bias_scale || options_.scaled_bias,
                 "{}: the gradient of bias_scale was asked of a layer that does not take it",
                 name());
-  Operand gradient = products_->OutputGradient(dy, r.split_sizes);
   if (options_.bias && (out.weights || out.bias_scale)) {
     const AcquiredWeight bias(*store_, bias_);
     ops::GroupedBiasBackward(ctx, dy, bias.tensor(), r.bias_scale, r.split_sizes,
@@ -92,22 +129,30 @@ Tensor GroupedLinear::BackwardWith(const ops::Context& ctx, const Tensor& dy,
                              out.bias_scale);
   }
   Tensor dx;
-  if (out.input && dgrad) {
-    dx = dgrad(dy, r.split_sizes);
-  } else if (out.input) {
-    dx = ctx.Empty({dy.dim(0), options_.in_features}, dy.dtype());
-    products_->Dgrad(ctx, r.x.recipe, gradient, ops::Write(dx));
+  if (out.input) {
+    dx = dgrad ? dgrad(dy, r.split_sizes)
+               : ctx.Empty({dy.dim(0), options_.in_features}, dy.dtype());
   }
-  if (out.weights && options_.delay_weight_gradients) {
-    delayed_->push_back({std::move(gradient), std::move(r.x)});
-  } else if (out.weights) {
-    products_->Wgrad(ctx, gradient, r.x);
+  const std::vector<Part> parts = Parts(r.split_sizes, dy.dim(0));
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = parts[i];
+    Operand gradient =
+        products_[i].OutputGradient(dy.Slice(0, part.begin, part.rows), part.split_sizes);
+    if (out.input && !dgrad) {
+      products_[i].Dgrad(ctx, r.x[i].recipe, gradient,
+                         ops::Write(dx.Slice(0, part.begin, part.rows)));
+    }
+    if (out.weights && options_.delay_weight_gradients) {
+      delayed_->push_back({i, std::move(gradient), std::move(r.x[i])});
+    } else if (out.weights) {
+      products_[i].Wgrad(ctx, gradient, r.x[i]);
+    }
   }
   return dx;
 }
 
 void GroupedLinear::ComputeWeightGradients(const ops::Context& ctx) const {
-  for (Delayed& d : *delayed_) products_->Wgrad(ctx, d.dy, d.x);
+  for (Delayed& d : *delayed_) products_[d.weight].Wgrad(ctx, d.dy, d.x);
   delayed_->clear();
 }
 

@@ -27,6 +27,9 @@ struct GroupedLinearOptions {
   std::int64_t out_parts = 1;
   // Weight gradients wait for ComputeWeightGradients, so that what depends on dx can go first.
   bool delay_weight_gradients = false;
+  // One parameter [N, K] an expert, NAME0, NAME1, …, instead of one [E, N, K]. The products run
+  // expert by expert, with the same codes and sums; what is fused wants one tensor.
+  bool per_expert_weights = false;
   // Names of the weight [E, N, K] and of the bias.
   std::string name = "grouped_linear.weight";
   std::string bias_name = "grouped_linear.bias";
@@ -49,7 +52,8 @@ class GroupedLinear final : public BasicOp {
   }
   const std::string& name() const override { return options_.name; }
   const GroupedLinearOptions& options() const { return options_; }
-  const WeightProducts& products() const { return *products_; }
+  // Of the one weight tensor; not for per_expert_weights.
+  const WeightProducts& products() const { return products_.front(); }
 
   // x [M, K] → [M, N]; needs split_sizes, and bias_scale where scaled_bias is set.
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
@@ -76,21 +80,32 @@ class GroupedLinear final : public BasicOp {
 
  private:
   struct Record {
-    SavedOperand x;
+    std::vector<SavedOperand> x;  // one a weight tensor
     Tensor split_sizes, bias_scale;
     std::uint64_t version = 0;
-    std::int64_t bytes() const { return x.bytes(); }
+    std::int64_t bytes() const;
   };
+  // Adds the bias and keeps what backward needs.
+  void Finish(const ops::Context& ctx, std::vector<SavedOperand> inputs, const ExtraInputs& extra,
+              Saved* saved, const Tensor& y) const;
+
   struct Delayed {
+    std::size_t weight;
     Operand dy;
     SavedOperand x;
   };
+  // Rows of each weight tensor: all of them, or those of its expert.
+  struct Part {
+    std::int64_t begin, rows;
+    Tensor split_sizes;
+  };
+  std::vector<Part> Parts(const Tensor& split_sizes, std::int64_t rows) const;
 
   GroupedLinearOptions options_;
   std::unique_ptr<LocalParameterStore> own_store_;
   ParameterStore* store_;
   ParameterId bias_ = -1;
-  std::unique_ptr<WeightProducts> products_;
+  std::vector<WeightProducts> products_;  // one, or one an expert
   std::unique_ptr<std::vector<Delayed>> delayed_;
 };
 

@@ -34,4 +34,19 @@ Tensor RmsNorm::Backward(const ops::Context& ctx, const Tensor& dy, const Tensor
   return out;
 }
 
+Tensor RmsNorm::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs&,
+                        Saved* saved) const {
+  return Forward(ctx, x, Tensor(), saved).y;
+}
+
+Tensor RmsNorm::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+                         Saved& saved) const {
+  const Record record = saved.Pop<Record>(this, name_);
+  Tensor dx = ctx.Empty(dy.shape(), dy.dtype());
+  const AcquiredWeight gain(*store_, gain_);
+  ops::RmsNormBackward(ctx, dy, record.h, record.rstd, gain.tensor(), {}, ops::Write(dx),
+                       out.weights ? store_->GradientOutput(gain_) : ops::Output{});
+  return dx;
+}
+
 }  // namespace cistron::nn

@@ -3,15 +3,24 @@
 
 #include <string>
 
+#include "cistron/nn/basic_op.h"
 #include "cistron/nn/parameter.h"
-#include "cistron/nn/saved.h"
-#include "cistron/ops/context.h"
 
 namespace cistron::nn {
 
-class RmsNorm {
+class RmsNorm final : public BasicOp {
  public:
   RmsNorm(ParameterStore& store, const std::string& name, std::int64_t width, double eps);
+
+  std::string_view kind() const override { return "RMSNorm"; }
+  std::span<const std::string_view> extra_inputs() const override { return {}; }
+  const std::string& name() const override { return name_; }
+
+  // x [T, H] → [T, H], without a residual.
+  Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
+                 Saved* saved) const override;
+  Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+                  Saved& saved) const override;
 
   struct Result {
     Tensor y;  // [T, H], normalised

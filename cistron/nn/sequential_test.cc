@@ -13,6 +13,8 @@
 #include "cistron/check/compare.h"
 #include "cistron/nn/grouped_linear.h"
 #include "cistron/nn/linear.h"
+#include "cistron/nn/quantize.h"
+#include "cistron/nn/rms_norm.h"
 #include "cistron/nn/scaled_swiglu.h"
 #include "cistron/ops/split_sizes.h"
 #include "cistron/quant/autocast.h"
@@ -263,6 +265,8 @@ TEST(Fuser, RefusalsNameOpReasonAndRemedy) {
   };
   EXPECT_THAT(explain({.bias = true}, {}),
               HasSubstr("gate_up: it has a bias; remedy: build it with bias = false"));
+  EXPECT_THAT(explain({}, {.per_expert_weights = true}),
+              HasSubstr("down: its experts' weights are tensors of their own"));
   EXPECT_THAT(explain({}, {.delay_weight_gradients = true}),
               HasSubstr("down: its weight gradients are delayed"));
   EXPECT_THAT(explain({}, {.in_features = 32}),
@@ -374,6 +378,43 @@ TEST(GroupedLinear, DelayedWeightGradientsAreTheSame) {
   EXPECT_TRUE(Agrees(check::CompareBitwise("dw", gradient(true), gradient(false))));
 }
 
+// One weight an expert gives the codes, the sums and the gradients of one weight for all.
+TEST(GroupedLinear, PerExpertWeightsAreTheSame) {
+  const ops::Context ctx;
+  const Tensor x = testing::Normal({47, 40}, DType::kF32, "x");
+  const Tensor dy = testing::Normal({47, 64}, DType::kF32, "dy");
+  const Tensor counts = Tensor::FromSpan<std::int64_t>({3}, std::array<std::int64_t, 3>{34, 0, 13});
+  for (const quant::Recipe& recipe : kRecipes) {
+    SCOPED_TRACE(quant::Name(recipe));
+    GroupedLinearOptions options{
+        .num_groups = 3, .in_features = 40, .out_features = 64, .out_parts = 2};
+    const GroupedLinear stacked(options);
+    options.per_expert_weights = true;
+    const GroupedLinear each(options);
+    const Tensor w = testing::Normal({3, 64, 40}, DType::kF32, "w", 0.2);
+    stacked.own_store()->Assign(options.name, w);
+    for (std::int64_t e = 0; e < 3; ++e) {
+      each.own_store()->Assign(fmt::format("{}{}", options.name, e), w.Select(e));
+    }
+    const auto run = [&](const GroupedLinear& layer) {
+      quant::ScalingStates states;
+      const quant::Autocast scope(recipe, {.states = &states});
+      Saved saved;
+      const Tensor y = layer.Forward(ctx, x, {.split_sizes = counts}, &saved);
+      return std::pair{y, layer.Backward(ctx, dy, {}, saved)};
+    };
+    const auto [y, dx] = run(stacked);
+    const auto [each_y, each_dx] = run(each);
+    EXPECT_TRUE(Agrees(check::CompareBitwise("y", each_y, y)));
+    EXPECT_TRUE(Agrees(check::CompareBitwise("dx", each_dx, dx)));
+    for (std::int64_t e = 0; e < 3; ++e) {
+      EXPECT_TRUE(Agrees(check::CompareBitwise(
+          "dw", each.own_store()->parameters()[static_cast<std::size_t>(e)].grad,
+          stacked.own_store()->parameters()[0].grad.Select(e))));
+    }
+  }
+}
+
 TEST(GroupedLinear, BadInputNamesOpAndValues) {
   const GroupedLinear layer({.num_groups = 2, .in_features = 16, .out_features = 24, .name = "fc"});
   const ops::Context ctx;
@@ -398,6 +439,51 @@ TEST(Sequential, ExtraInputsThatNoOpTakesAreRefused) {
   const Tensor x = testing::Normal({4, kHidden}, DType::kF32, "x");
   EXPECT_THAT([&] { e.layers.Forward(ops::Context(), x, {.bias_scale = x}, nullptr); },
               ThrowsMessage<Error>(HasSubstr("bias_scale was given, but no op takes it")));
+}
+
+TEST(Quantize, ALinearBehindItGetsTheSameValues) {
+  const ops::Context ctx;
+  LocalParameterStore store(ctx, DType::kBF16);
+  Sequential plain, with;
+  plain.Append(std::make_unique<Linear>(store, "w", 24, 64));
+  with.Append(std::make_unique<Quantize>());
+  store.Initialize(1, 0.2);
+  const Tensor x = testing::Normal({33, 64}, DType::kBF16, "x");
+  for (const quant::Recipe& recipe :
+       {quant::Recipe(quant::BF16{}), quant::Recipe(quant::MXFP8BlockScaling{})}) {
+    const quant::Autocast scope(recipe);
+    Saved saved;
+    const Tensor rounded = with.Forward(ctx, x, {}, &saved);
+    EXPECT_TRUE(Agrees(check::CompareBitwise("y", plain.Forward(ctx, rounded, {}, nullptr),
+                                             plain.Forward(ctx, x, {}, nullptr))));
+    EXPECT_EQ(check::CompareBitwise("x", rounded, x).ok, !quant::Quantizes(recipe));
+    EXPECT_TRUE(Agrees(check::CompareBitwise("dx", with.Backward(ctx, x, {}, saved), x)));
+  }
+}
+
+TEST(RmsNorm, IsAnOpOfSequential) {
+  const ops::Context ctx;
+  LocalParameterStore store(ctx, DType::kF64);
+  Sequential layers;
+  layers.Append(std::make_unique<RmsNorm>(store, "norm", 24, 1e-5));
+  layers.Append(std::make_unique<Linear>(store, "w", 16, 24));
+  store.Initialize(1, 0.3);
+  const Tensor x = testing::Normal({5, 24}, DType::kF64, "x");
+  const Tensor dy = testing::Normal({5, 16}, DType::kF64, "dy");
+  const auto value = [&] {
+    const Tensor y = layers.Forward(ctx, x, {}, nullptr);
+    double sum = 0;
+    for (std::int64_t i = 0; i < y.numel(); ++i) sum += y.data<double>()[i] * dy.data<double>()[i];
+    return sum;
+  };
+  Saved saved;
+  layers.Forward(ctx, x, {}, &saved);
+  const Tensor dx = layers.Backward(ctx, dy, {}, saved);
+  const testing::GradientCheckOptions options{.magnitude = 100};
+  EXPECT_TRUE(Agrees(testing::CheckGradient("x", value, x, dx, options)));
+  for (const auto& p : store.parameters()) {
+    EXPECT_TRUE(Agrees(testing::CheckGradient(p.spec.name, value, p.value, p.grad, options)));
+  }
 }
 
 // Weights are quantised once an update, however many micro-batches use them.

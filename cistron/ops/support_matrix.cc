@@ -8,6 +8,7 @@
 #include "cistron/ops/cross_entropy/cross_entropy.h"
 #include "cistron/ops/embedding/embedding.h"
 #include "cistron/ops/gemm/gemm.h"
+#include "cistron/ops/grouped_bias/grouped_bias.h"
 #include "cistron/ops/grouped_gemm/grouped_gemm.h"
 #include "cistron/ops/grouped_mlp/grouped_mlp.h"
 #include "cistron/ops/norm/norm.h"
@@ -98,6 +99,12 @@ std::vector<SupportRow> SupportMatrix() {
       "grouped_mlp", GroupedMlpImpls(),
       [](DType t) {
         return GroupedMlpProblem{t, kExperts, kRows, kHidden, kFfn, kHidden};
+      },
+      rows);
+  Ask(
+      "grouped_bias", GroupedBiasImpls(),
+      [](DType t) {
+        return GroupedBiasProblem{t, kExperts, kRows, kHidden};
       },
       rows);
   Ask(

@@ -15,6 +15,10 @@ Verdict Matches(Window window, std::span<const quant::Recipe> recipes, const Pla
     if (fc->options().bias) {
       return Verdict::Refuses(fc->name(), "it has a bias", "build it with bias = false");
     }
+    if (fc->options().per_expert_weights) {
+      return Verdict::Refuses(fc->name(), "its experts' weights are tensors of their own",
+                              "build it with per_expert_weights = false");
+    }
     if (fc->options().delay_weight_gradients) {
       return Verdict::Refuses(fc->name(), "its weight gradients are delayed",
                               "build it with delay_weight_gradients = false");

@@ -15,6 +15,10 @@ Verdict Matches(Window window, std::span<const quant::Recipe> recipes, const Pla
         fmt::format("its recipe is {}, whose products take whole tensors", quant::Name(recipes[1])),
         "let GroupedMLP fire, or keep the layer in high precision");
   }
+  if (static_cast<const GroupedLinear&>(*window[1]).options().per_expert_weights) {
+    return Verdict::Refuses(linear, "its experts' weights are tensors of their own",
+                            "build it with per_expert_weights = false");
+  }
   if (key.device.type != DeviceType::kCpu) {
     return Verdict::Refuses(linear, "there is no kernel for this device", "device=cpu");
   }
