@@ -130,8 +130,8 @@ Tensor GroupedLinear::BackwardWith(const ops::Context& ctx, const Tensor& dy,
   }
   Tensor dx;
   if (out.input) {
-    dx = dgrad ? dgrad(dy, r.split_sizes)
-               : ctx.Empty({dy.dim(0), options_.in_features}, dy.dtype());
+    dx =
+        dgrad ? dgrad(dy, r.split_sizes) : ctx.Empty({dy.dim(0), options_.in_features}, dy.dtype());
   }
   const std::vector<Part> parts = Parts(r.split_sizes, dy.dim(0));
   for (std::size_t i = 0; i < parts.size(); ++i) {
