@@ -92,7 +92,7 @@ TEST(Resume, EqualsAnUninterruptedRunAtEveryStepBf16) {
 TEST(Resume, EqualsAnUninterruptedRunAtEveryStepMxfp8) {
   ResumeAtEveryStep("mxfp8");
 }
-// Scales and amax histories are state: the run would go on from scales of 1 without them.
+// TRAPS fp8-resume: scales and amax histories are state: the run would go on from scales of 1 without them.
 TEST(Resume, EqualsAnUninterruptedRunAtEveryStepFp8Delayed) {
   ResumeAtEveryStep("fp8_delayed");
 }
