@@ -93,7 +93,11 @@ class TrainCommand final : public Command {
       }
     }
     fmt::print("report: {}\n", train::WriteReport(outcome.paths.root).string());
-    fmt::print("model:  {}\n", outcome.paths.final_model().string());
+    if (std::filesystem::exists(outcome.paths.final_model())) {
+      fmt::print("model:  {}\n", outcome.paths.final_model().string());
+    } else {  // of options that Mixtral lacks
+      fmt::print("model:  the last checkpoint in {}\n", outcome.paths.checkpoints().string());
+    }
     if (outcome.heldout) {
       fmt::print("held-out: {:.4f} bits per base over {} bases (loss {:.4f})\n",
                  outcome.heldout->bits_per_base, outcome.heldout->bases, outcome.heldout->loss);

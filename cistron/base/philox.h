@@ -57,6 +57,11 @@ class RandomStream {
                          std::uint64_t b = 0)
       : key_(Mix64(Mix64(Mix64(Mix64(seed) ^ HashName(name)) ^ a) ^ b)) {}
 
+  // The random bits of indices 4·block … 4·block + 3.
+  constexpr PhiloxBlock Block(std::uint64_t block) const {
+    return Philox4x32(
+        {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), 0, 0}, key_);
+  }
   // 32 random bits of an index.
   constexpr std::uint32_t Bits(std::uint64_t index) const { return Block(index >> 2)[index & 3]; }
   // Uniform in [0, 1) with 24 bits.
@@ -79,10 +84,6 @@ class RandomStream {
   }
 
  private:
-  constexpr PhiloxBlock Block(std::uint64_t index) const {
-    return Philox4x32(
-        {static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32), 0, 0}, key_);
-  }
   std::uint64_t key_;
 };
 

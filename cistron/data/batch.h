@@ -16,6 +16,10 @@ struct Batch {
   ops::PackedSequences sequences;  // boundaries and positions; padding lies beyond the last one
   Tensor token_mask;               // u8 [T], 0 for padding; undefined when there is none
 
+  // Where the first token stands among all tokens of the global batch, row after row, padding
+  // included: random numbers of a token are drawn by its place there, not by micro-batch or rank.
+  std::int64_t first_token = 0;
+
   std::int64_t num_tokens() const { return tokens.dim(0); }
 };
 

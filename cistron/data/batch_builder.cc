@@ -73,8 +73,12 @@ Batch GlobalBatch::MicroBatch(std::int64_t begin, std::int64_t count) const {
   const auto n = static_cast<std::int64_t>(rows.size());
   CISTRON_CHECK(begin >= 0 && count >= 1 && begin <= n - count,
                 "GlobalBatch::MicroBatch: rows [{}, {}) of {}", begin, begin + count, n);
-  return Concatenate(
+  Batch batch = Concatenate(
       std::span(rows).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)));
+  for (std::int64_t i = 0; i < begin; ++i) {
+    batch.first_token += rows[static_cast<std::size_t>(i)].num_tokens();
+  }
+  return batch;
 }
 
 }  // namespace cistron::data

@@ -1,5 +1,7 @@
 #include "cistron/model/hugging_face.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -219,6 +221,10 @@ HuggingFaceModel LoadHuggingFace(const fs::path& directory) {
   const fs::path config_path = directory / "config.json";
   HuggingFaceModel model;
   model.config = ParseMixtralConfig(io::ReadFile(config_path), config_path.string(), &model.dtype);
+  if (const auto lacking = OptionsThatMixtralLacks(model.config); !lacking.empty()) {
+    CISTRON_THROW(kUnsupported, "{}: has {}, which no Mixtral of Hugging Face has",
+                  config_path.string(), fmt::join(lacking, ", "));
+  }
   const Weights weights(directory);
   Assembler assembler(weights);
   for (const ParameterInfo& parameter : MixtralParameters(model.config)) {

@@ -21,19 +21,24 @@ namespace cistron::model {
 
 // Names and global shapes of all parameters, in canonical order: those of transformers 5 in memory,
 // e.g. "model.layers.0.mlp.experts.gate_up_proj" [E, 2F, H], gate rows first. A tied head has none
-// of its own.
+// of its own. A shared expert is stacked too: "mlp.shared_experts.gate_up_proj" [1, 2F, H] and
+// "mlp.shared_experts.down_proj" [1, H, F], F its own width.
 struct ParameterInfo {
   std::string name;
   Shape shape;
 };
 std::vector<ParameterInfo> MixtralParameters(const MixtralConfig& config);
+// State that is not trained, f32: the bias of each layer's router, where there is one.
+std::vector<ParameterInfo> MixtralBuffers(const MixtralConfig& config);
 
 struct HuggingFaceModel {
   MixtralConfig config;
   std::string dtype;                     // as in config.json
   std::vector<io::NamedTensor> tensors;  // canonical names and order, as stored (dtype of the file)
 };
-// Throws kNotFound, kBadInput or kUnsupported, naming the file, the tensor and what to change.
+// A config.json with options that Mixtral lacks is refused: no published model has them under this
+// model type. Throws kNotFound, kBadInput or kUnsupported, naming the file, the tensor and what to
+// change.
 HuggingFaceModel LoadHuggingFace(const std::filesystem::path& directory);
 
 enum class ExpertLayout { kPublished, kStacked };
@@ -50,7 +55,8 @@ struct ExportOptions {
   bool overwrite =
       false;  // replace a directory that is there, in one step; otherwise kAlreadyExists
 };
-// Writes config.json, generation_config.json, the weights (sharded with an index above
+// kUnsupported, naming them, when the model uses options that Mixtral lacks. Writes config.json,
+// generation_config.json, the weights (sharded with an index above
 // max_shard_bytes) and tokenizer files, into a new directory that appears atomically. `tensors` are
 // canonical and complete.
 void SaveHuggingFace(const std::filesystem::path& directory, const MixtralConfig& config,

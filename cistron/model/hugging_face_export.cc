@@ -1,4 +1,6 @@
 // SaveHuggingFace: what save_pretrained writes.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 
@@ -143,6 +145,12 @@ void CopyTokenizerAndGeneration(const fs::path& from, const fs::path& to) {
 void SaveHuggingFace(const fs::path& directory, const MixtralConfig& config,
                      std::span<const io::NamedTensor> tensors, const ExportOptions& options) {
   Validate(config);
+  if (const auto lacking = OptionsThatMixtralLacks(config); !lacking.empty()) {
+    CISTRON_THROW(kUnsupported,
+                  "{}: this model cannot be a Hugging Face Mixtral, which has no {}; its "
+                  "checkpoint is the model",
+                  directory.string(), fmt::join(lacking, ", no "));
+  }
   const std::string dtype(TorchName(options.dtype));
   CISTRON_CHECK(options.max_shard_bytes > 0, "SaveHuggingFace: max_shard_bytes is {}",
                 options.max_shard_bytes);

@@ -18,13 +18,23 @@
 namespace cistron::model {
 namespace {
 
-nn::MoeLayer::Config MoeConfig(const MixtralConfig& c) {
+nn::MoeLayer::Config MoeConfig(const MixtralConfig& c, std::int64_t layer) {
   nn::MoeLayer::Config moe;
   moe.hidden = c.hidden_size;
   moe.ffn = c.intermediate_size;
-  moe.router.score = ops::ScoreFunction::kSoftmaxAfterTopK;
+  moe.router.score = c.scoring_func == ScoringFunc::kSigmoid ? ops::ScoreFunction::kSigmoid
+                     : c.moe_router_pre_softmax ? ops::ScoreFunction::kSoftmaxBeforeTopK
+                                                : ops::ScoreFunction::kSoftmaxAfterTopK;
   moe.router.num_experts = c.num_local_experts;
   moe.router.top_k = c.num_experts_per_tok;
+  moe.router.num_groups = c.n_group;
+  moe.router.groups_kept = c.topk_group;
+  moe.router.normalize = c.norm_topk_prob;
+  moe.router.routed_scaling = c.routed_scaling_factor;
+  moe.expert_bias = c.moe_router_enable_expert_bias;
+  moe.jitter = c.router_jitter_noise;
+  moe.layer = layer;
+  moe.shared_ffn = c.n_shared_experts * c.intermediate_size;
   return moe;
 }
 
@@ -44,9 +54,10 @@ void AddCounts(const Tensor& from, const Tensor& to) {
 
 struct DecoderLayer {
   DecoderLayer(nn::ParameterStore& store, nn::TokenDispatcher& dispatcher, const MixtralConfig& c,
-               const std::string& prefix, std::shared_ptr<nn::RotaryTable> rotary)
+               std::int64_t layer, const std::string& prefix,
+               std::shared_ptr<nn::RotaryTable> rotary)
       : attention(store, prefix + "self_attn.", c.hidden_size, AttentionOf(c), std::move(rotary)),
-        moe(store, dispatcher, prefix + "mlp.", MoeConfig(c)),
+        moe(store, dispatcher, prefix + "mlp.", MoeConfig(c, layer)),
         input_norm(store, prefix + "input_layernorm.weight", c.hidden_size, c.rms_norm_eps),
         post_attention_norm(store, prefix + "post_attention_layernorm.weight", c.hidden_size,
                             c.rms_norm_eps) {}
@@ -59,9 +70,12 @@ struct DecoderLayer {
 }  // namespace
 
 LossSums LossSums::Zeros(const ops::Context& ctx, const MixtralConfig& config) {
-  return {ctx.Zeros({}, DType::kF64), ctx.Zeros({}, DType::kF64),
+  return {ctx.Zeros({}, DType::kF64),
+          ctx.Zeros({}, DType::kF64),
           ctx.Zeros({config.num_hidden_layers, config.num_local_experts}, DType::kI64),
-          ctx.Zeros({config.num_hidden_layers}, DType::kI64)};
+          ctx.Zeros({config.num_hidden_layers}, DType::kI64),
+          ctx.Zeros({config.num_hidden_layers}, DType::kF64),
+          ctx.Zeros({config.num_hidden_layers}, DType::kF64)};
 }
 
 struct Mixtral::State {
@@ -92,7 +106,19 @@ struct Mixtral::State {
                   batch.sequences.max_length, config.max_position_embeddings);
   }
 
-  Pass Forward(const data::Batch& batch, bool statistics, nn::Saved* saved) const {
+  // `noise` null: no training, and no statistics.
+  Pass Forward(const data::Batch& batch, const StepNoise* noise, nn::Saved* saved) const {
+    using Statistics = nn::MoeLayer::Statistics;
+    const Statistics statistics = noise == nullptr              ? Statistics::kNone
+                                  : config.moe_z_loss_coeff > 0 ? Statistics::kLoadAndZ
+                                                                : Statistics::kLoad;
+    nn::MoeLayer::Noise jitter;
+    if (noise != nullptr) {
+      CISTRON_CHECK(config.router_jitter_noise == 0 || noise->step,
+                    "model: router_jitter_noise = {} needs the seed and the step of the run",
+                    config.router_jitter_noise);
+      jitter = {noise->seed, noise->step, batch.first_token};
+    }
     CheckBatch(batch);
     const ops::PackedSequences scopes = AuxScopes(batch);
     Pass pass;
@@ -108,7 +134,7 @@ struct Mixtral::State {
       const auto before_attention = layer.input_norm.Forward(ctx, x, residual, saved);
       x = layer.attention.Forward(ctx, before_attention.y, batch.sequences, saved);
       const auto before_moe = layer.post_attention_norm.Forward(ctx, x, before_attention.h, saved);
-      x = layer.moe.Forward(ctx, before_moe.y, batch.token_mask, scopes, statistics,
+      x = layer.moe.Forward(ctx, before_moe.y, batch.token_mask, scopes, statistics, jitter,
                             pass.routing[i], saved);
       residual = before_moe.h;
     }
@@ -116,14 +142,16 @@ struct Mixtral::State {
     return pass;
   }
 
-  void Backward(const data::Batch& batch, const Tensor& dhidden, const Tensor& aux_grad,
+  // `gradients`: of each layer.
+  void Backward(const data::Batch& batch, const Tensor& dhidden,
+                const std::vector<nn::MoeLayer::StatisticsGradients>& gradients,
                 nn::Saved& saved) const {
     const ops::PackedSequences scopes = AuxScopes(batch);
     // dstream is the gradient of the residual stream, which is also that of the branch added last.
     Tensor dstream = norm->Backward(ctx, dhidden, Tensor(), saved);
     for (std::size_t i = layers.size(); i-- > 0;) {
       const DecoderLayer& layer = layers[i];
-      Tensor dy = layer.moe.Backward(ctx, dstream, batch.token_mask, scopes, aux_grad, saved);
+      Tensor dy = layer.moe.Backward(ctx, dstream, batch.token_mask, scopes, gradients[i], saved);
       dstream = layer.post_attention_norm.Backward(ctx, dy, dstream, saved);
       dy = layer.attention.Backward(ctx, dstream, batch.sequences, saved);
       dstream = layer.input_norm.Backward(ctx, dy, dstream, saved);
@@ -131,9 +159,11 @@ struct Mixtral::State {
     ops::EmbeddingBackward(ctx, batch.tokens, dstream, store->GradientOutput(embedding));
   }
 
-  // Sums router statistics into the step's and over ranks; returns the auxiliary loss's gradient
-  // with respect to the score sums, or an undefined tensor when the loss is not trained.
-  Tensor Statistics(const Pass& pass, const LossScale& scale, LossSums& sums) const {
+  // Sums router statistics into the step's and over ranks; returns the gradients of the auxiliary
+  // losses with respect to them, undefined where a loss is not trained.
+  std::vector<nn::MoeLayer::StatisticsGradients> Statistics(const Pass& pass,
+                                                            const LossScale& scale,
+                                                            LossSums& sums) const {
     std::vector<ops::RouterOutputs> stats;
     for (std::size_t i = 0; i < layers.size(); ++i) {
       const ops::RouterOutputs& r = pass.routing[i].router;
@@ -142,14 +172,35 @@ struct Mixtral::State {
       if (config.aux_scope == AuxScope::kBatch) {
         reducer->Sum(r.counts);
         reducer->Sum(r.score_sums);
+        if (r.z_sums) reducer->Sum(r.z_sums);
       }
       stats.push_back(r);
     }
+    const std::int64_t top_k = config.num_experts_per_tok;
     const double coefficient = config.output_router_logits ? config.router_aux_loss_coef : 0.0;
-    const nn::LoadBalancingLoss loss = nn::ComputeLoadBalancingLoss(
-        ctx, stats, config.num_experts_per_tok, coefficient, scale.inv_tokens);
+    const nn::LoadBalancingLoss loss =
+        nn::ComputeLoadBalancingLoss(ctx, stats, top_k, coefficient, scale.inv_tokens);
     ops::AddTo(ctx, loss.value, sums.aux_loss);
-    return coefficient != 0 ? loss.score_grad : Tensor();
+
+    std::vector<nn::MoeLayer::StatisticsGradients> gradients(layers.size());
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const auto layer = static_cast<std::int64_t>(i);
+      if (coefficient != 0) gradients[i].score_sums = loss.score_grad;
+      if (config.moe_aux_loss_coeff > 0) {
+        const nn::LoadBalancingLoss own = nn::ComputeLayerLoadBalancingLoss(
+            ctx, stats[i], top_k, config.moe_aux_loss_coeff, scale.inv_tokens);
+        ops::AddTo(ctx, own.value, sums.layer_aux_loss.Select(layer));
+        if (coefficient != 0) ops::AddTo(ctx, loss.score_grad, own.score_grad);
+        gradients[i].score_sums = own.score_grad;
+      }
+      if (config.moe_z_loss_coeff > 0) {
+        const nn::RouterZLoss z =
+            nn::ComputeRouterZLoss(ctx, stats[i], config.moe_z_loss_coeff, scale.inv_tokens);
+        ops::AddTo(ctx, z.value, sums.z_loss.Select(layer));
+        gradients[i].z_sums = z.grad;
+      }
+    }
+    return gradients;
   }
 };
 
@@ -171,7 +222,7 @@ Mixtral::Mixtral(const ops::Context& ctx, const MixtralConfig& config, DType dty
       std::make_shared<nn::RotaryTable>(config.HeadDim(), config.rope_theta, ComputeType(dtype));
   s.layers.reserve(static_cast<std::size_t>(config.num_hidden_layers));
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    s.layers.emplace_back(store, dispatcher, config, fmt::format("model.layers.{}.", i), rotary);
+    s.layers.emplace_back(store, dispatcher, config, i, fmt::format("model.layers.{}.", i), rotary);
   }
   s.norm = std::make_unique<nn::RmsNorm>(store, "model.norm.weight", config.hidden_size,
                                          config.rms_norm_eps);
@@ -187,11 +238,23 @@ const MixtralConfig& Mixtral::config() const {
   return state_->config;
 }
 
-void Mixtral::TrainMicroBatch(const data::Batch& batch, const LossScale& scale, LossSums& sums) {
+void Mixtral::UpdateExpertBias(const LossSums& sums) {
+  const State& s = *state_;
+  if (!s.config.moe_router_enable_expert_bias) return;
+  const Tensor counts = sums.expert_counts.Clone();
+  s.reducer->Sum(counts);
+  for (std::size_t i = 0; i < s.layers.size(); ++i) {
+    nn::UpdateExpertBias(counts.Select(static_cast<std::int64_t>(i)),
+                         s.config.moe_router_bias_update_rate, s.layers[i].moe.expert_bias());
+  }
+}
+
+void Mixtral::TrainMicroBatch(const data::Batch& batch, const LossScale& scale, LossSums& sums,
+                              const StepNoise& noise) {
   const State& s = *state_;
   nn::Saved saved;
-  State::Pass pass = s.Forward(batch, /*statistics=*/true, &saved);
-  const Tensor aux_grad = s.Statistics(pass, scale, sums);
+  State::Pass pass = s.Forward(batch, &noise, &saved);
+  const auto gradients = s.Statistics(pass, scale, sums);
 
   const Tensor nll = s.ctx.Empty({batch.num_tokens()}, ComputeType(s.dtype));
   const Tensor dhidden = s.ctx.Empty(pass.hidden.shape(), s.dtype);
@@ -208,12 +271,12 @@ void Mixtral::TrainMicroBatch(const data::Batch& batch, const LossScale& scale, 
   }
   ops::WeightedSum(s.ctx, nll, batch.weights, ops::Accumulate(sums.weighted_nll));
   pass = {};
-  s.Backward(batch, dhidden, aux_grad, saved);
+  s.Backward(batch, dhidden, gradients, saved);
 }
 
 Tensor Mixtral::Evaluate(const data::Batch& batch, Tensor* experts) {
   const State& s = *state_;
-  const State::Pass pass = s.Forward(batch, /*statistics=*/false, nullptr);
+  const State::Pass pass = s.Forward(batch, nullptr, nullptr);
   Tensor nll = s.ctx.Empty({batch.num_tokens()}, ComputeType(s.dtype));
   const nn::AcquiredWeight w(*s.store, s.head);
   ops::LinearCrossEntropy(s.ctx, {.x = pass.hidden,
@@ -260,7 +323,7 @@ std::string Mixtral::ExplainExperts() const {
 
 Mixtral::Logits Mixtral::ComputeLogits(const data::Batch& batch) {
   const State& s = *state_;
-  const State::Pass pass = s.Forward(batch, /*statistics=*/false, nullptr);
+  const State::Pass pass = s.Forward(batch, nullptr, nullptr);
   Logits out;
   out.logits = s.ctx.Empty({batch.num_tokens(), s.config.vocab_size}, ComputeType(s.dtype));
   const nn::AcquiredWeight w(*s.store, s.head);

@@ -20,6 +20,9 @@ struct LossSums {
   Tensor aux_loss;          // f64 []: Σ (tokens of the scope / tokens of the global batch) · aux
   Tensor expert_counts;     // i64 [L, E]: assignments
   Tensor nonfinite_tokens;  // i64 [L]: tokens whose router logits are not finite
+  // Of each layer, without coefficients; zeros where the config does not train them.
+  Tensor layer_aux_loss;  // f64 [L]: moe_aux_loss_coeff's
+  Tensor z_loss;          // f64 [L]: moe_z_loss_coeff's
 
   static LossSums Zeros(const ops::Context& ctx, const MixtralConfig& config);
 };
@@ -28,6 +31,13 @@ struct LossSums {
 struct LossScale {
   Tensor inv_weight_sum;  // f64 []: 1 / Σ weights of the global batch
   Tensor inv_tokens;      // f64 []: 1 / routed tokens of the global batch
+};
+
+// What the random numbers of a step are functions of, besides layer, token and element. Only
+// router_jitter_noise draws any.
+struct StepNoise {
+  std::uint64_t seed = 0;
+  Tensor step{};  // i64 []: which update of the run, on the device
 };
 
 class Mixtral {
@@ -43,8 +53,14 @@ class Mixtral {
 
   // Forward and backward of one micro-batch: gradients of the global mean loss go to the store;
   // sums are added to `sums`. The loss is Σ w·nll / Σ w, plus router_aux_loss_coef · aux where
-  // config.output_router_logits is set; micro-batches weigh in the auxiliary loss by their tokens.
-  void TrainMicroBatch(const data::Batch& batch, const LossScale& scale, LossSums& sums);
+  // config.output_router_logits is set, plus moe_aux_loss_coeff and moe_z_loss_coeff times the
+  // layers' own losses; micro-batches weigh in auxiliary losses by their tokens.
+  void TrainMicroBatch(const data::Batch& batch, const LossScale& scale, LossSums& sums,
+                       const StepNoise& noise = {});
+
+  // Loss-free balancing, after an optimiser step: moves each layer's bias by the assignments of the
+  // global batch, sums.expert_counts. Nothing without moe_router_enable_expert_bias.
+  void UpdateExpertBias(const LossSums& sums);
 
   // How the fuser runs the experts of the layers in training under the recipes in force: each plan
   // with the layers that follow it. Throws under Context::strict() where a pattern refuses.

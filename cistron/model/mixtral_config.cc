@@ -28,15 +28,62 @@ void CheckTokenId(const char* field, const std::optional<std::int64_t>& id, std:
                 id.value_or(0), vocab);
 }
 
+void CheckCoefficient(const char* field, double value) {
+  CISTRON_CHECK(std::isfinite(value) && value >= 0,
+                "Mixtral config: {} is {}; it must be 0 or more", field, value);
+}
+
+void CheckRouter(const MixtralConfig& c) {
+  const bool sigmoid = c.scoring_func == ScoringFunc::kSigmoid;
+  CISTRON_CHECK(c.router_jitter_noise >= 0 && c.router_jitter_noise < 1,
+                "Mixtral config: router_jitter_noise is {}; it must be in [0, 1)",
+                c.router_jitter_noise);
+  CISTRON_CHECK(
+      !c.moe_router_pre_softmax || !sigmoid,
+      "Mixtral config: moe_router_pre_softmax is for scoring_func = softmax, not sigmoid");
+  CISTRON_CHECK(
+      !c.moe_router_pre_softmax || !c.norm_topk_prob,
+      "Mixtral config: moe_router_pre_softmax takes the probabilities of the softmax over "
+      "all experts as they are; set norm_topk_prob = false (renormalised, they are those "
+      "of the softmax after top-k, moe_router_pre_softmax = false)");
+  CISTRON_CHECK(std::isfinite(c.routed_scaling_factor) && c.routed_scaling_factor > 0,
+                "Mixtral config: routed_scaling_factor is {}; it must be positive",
+                c.routed_scaling_factor);
+  CISTRON_CHECK(sigmoid || !c.moe_router_enable_expert_bias,
+                "Mixtral config: moe_router_enable_expert_bias needs scoring_func = sigmoid");
+  CheckCoefficient("moe_router_bias_update_rate", c.moe_router_bias_update_rate);
+  CheckCoefficient("moe_aux_loss_coeff", c.moe_aux_loss_coeff);
+  CheckCoefficient("moe_z_loss_coeff", c.moe_z_loss_coeff);
+  CISTRON_CHECK(c.n_shared_experts >= 0 && c.n_shared_experts <= kLargestCount,
+                "Mixtral config: n_shared_experts is {}; it must be between 0 and {}",
+                c.n_shared_experts, kLargestCount);
+  CheckDimension("n_group", c.n_group, kLargestCount);
+  CheckDimension("topk_group", c.topk_group, c.n_group);
+  if (c.n_group == 1) return;
+  CISTRON_CHECK(sigmoid, "Mixtral config: n_group = {} needs scoring_func = sigmoid", c.n_group);
+  CISTRON_CHECK(c.num_local_experts % c.n_group == 0,
+                "Mixtral config: n_group = {} does not divide num_local_experts = {}", c.n_group,
+                c.num_local_experts);
+  CISTRON_CHECK(c.num_experts_per_tok % c.topk_group == 0,
+                "Mixtral config: topk_group = {} does not divide num_experts_per_tok = {}",
+                c.topk_group, c.num_experts_per_tok);
+  CISTRON_CHECK(c.num_experts_per_tok / c.topk_group <= c.num_local_experts / c.n_group,
+                "Mixtral config: groups of {} experts (num_local_experts / n_group) do not hold "
+                "the {} that a token takes of each (num_experts_per_tok / topk_group)",
+                c.num_local_experts / c.n_group, c.num_experts_per_tok / c.topk_group);
+}
+
 // Weights of one expert, of one layer without experts, and of both ends.
 struct Counts {
-  std::int64_t expert, attention, router, norms, embedding, head, layers, experts, active_experts;
+  std::int64_t expert, shared, attention, router, norms, embedding, head, layers, experts,
+      active_experts;
 };
 
 Counts Count(const MixtralConfig& c) {
   const std::int64_t q = c.num_attention_heads * c.HeadDim();
   const std::int64_t kv = c.num_key_value_heads * c.HeadDim();
   return {.expert = 3 * c.hidden_size * c.intermediate_size,
+          .shared = 3 * c.hidden_size * c.intermediate_size * c.n_shared_experts,
           .attention = 2 * c.hidden_size * (q + kv),
           .router = c.hidden_size * c.num_local_experts,
           .norms = 2 * c.hidden_size,
@@ -75,6 +122,7 @@ void Validate(const MixtralConfig& c) {
   CISTRON_CHECK(c.num_experts_per_tok <= c.num_local_experts,
                 "Mixtral config: num_experts_per_tok = {} exceeds num_local_experts = {}",
                 c.num_experts_per_tok, c.num_local_experts);
+  CheckRouter(c);
   if (c.sliding_window) CheckDimension("sliding_window", *c.sliding_window);
   CISTRON_CHECK(std::isfinite(c.rope_theta) && c.rope_theta > 0,
                 "Mixtral config: rope_theta is {}; it must be positive", c.rope_theta);
@@ -92,18 +140,34 @@ void Validate(const MixtralConfig& c) {
   const double h = static_cast<double>(c.hidden_size);
   const double attention = 2.0 * h * static_cast<double>(c.HeadDim()) *
                            static_cast<double>(c.num_attention_heads + c.num_key_value_heads);
-  const double experts =
-      3.0 * h * static_cast<double>(c.intermediate_size) * static_cast<double>(c.num_local_experts);
+  const double experts = 3.0 * h * static_cast<double>(c.intermediate_size) *
+                         static_cast<double>(c.num_local_experts + c.n_shared_experts);
   const double total = 2.0 * h * static_cast<double>(c.vocab_size) +
                        static_cast<double>(c.num_hidden_layers) * (attention + experts);
   CISTRON_CHECK(total < kMostParameters,
                 "Mixtral config: these sizes make {:.3g} parameters, beyond any machine", total);
 }
 
+std::vector<std::string> OptionsThatMixtralLacks(const MixtralConfig& c) {
+  std::vector<std::string> names;
+  if (c.scoring_func == ScoringFunc::kSigmoid) names.push_back("scoring_func = sigmoid");
+  if (c.moe_router_pre_softmax) names.push_back("moe_router_pre_softmax = true");
+  if (!c.norm_topk_prob) names.push_back("norm_topk_prob = false");
+  if (c.routed_scaling_factor != 1) {
+    names.push_back(fmt::format("routed_scaling_factor = {}", c.routed_scaling_factor));
+  }
+  if (c.n_group != 1) names.push_back(fmt::format("n_group = {}", c.n_group));
+  if (c.moe_router_enable_expert_bias) names.push_back("moe_router_enable_expert_bias = true");
+  if (c.n_shared_experts != 0) {
+    names.push_back(fmt::format("n_shared_experts = {}", c.n_shared_experts));
+  }
+  return names;
+}
+
 std::int64_t ParameterCount(const MixtralConfig& config) {
   const Counts n = Count(config);
   return n.embedding + (config.tie_word_embeddings ? 0 : n.head) + config.hidden_size +
-         n.layers * (n.attention + n.router + n.norms + n.experts * n.expert);
+         n.layers * (n.attention + n.router + n.norms + n.experts * n.expert + n.shared);
 }
 
 std::int64_t ActiveParameterCount(const MixtralConfig& config) {
@@ -116,7 +180,7 @@ double TrainingFlopsPerToken(const MixtralConfig& config, std::int64_t length) {
   const Counts n = Count(config);
   // The embedding is a look-up and norms are no products; a tied head is a product all the same.
   const double weights = static_cast<double>(
-      n.head + n.layers * (n.attention + n.router + n.active_experts * n.expert));
+      n.head + n.layers * (n.attention + n.router + n.active_experts * n.expert + n.shared));
   // Keys seen by the queries at 1 … length, min(i, window) each, on average.
   const std::int64_t window = std::min(config.sliding_window.value_or(length), length);
   const double keys = (0.5 * static_cast<double>(window) * static_cast<double>(window + 1) +

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace cistron::model {
 
@@ -11,6 +12,7 @@ namespace cistron::model {
 inline constexpr const char* kTransformersVersion = "5.17.0";
 
 enum class AuxScope { kBatch, kSequence };
+enum class ScoringFunc { kSoftmax, kSigmoid };
 
 struct MixtralConfig {
   std::int64_t vocab_size = 256;
@@ -34,14 +36,33 @@ struct MixtralConfig {
   // Fields of a config.json that we read past and write back unchanged, as a JSON object.
   std::string extra_json = "{}";
 
-  // Cistron's own: over what the auxiliary loss takes its statistics.
+  // Of the router, by the names of Hugging Face (Mixtral's jitter; DeepSeek-V3's others) or of
+  // Megatron-LM (moe_*). The defaults are Mixtral; docs/router.md has the formulas.
+  double router_jitter_noise = 0;  // the MoE block's input times U(1 − j, 1 + j), in training
+  ScoringFunc scoring_func = ScoringFunc::kSoftmax;
+  bool moe_router_pre_softmax = false;  // softmax over all experts, before top-k, not renormalised
+  bool norm_topk_prob = true;
+  double routed_scaling_factor = 1;
+  std::int64_t n_group = 1, topk_group = 1;    // groups of experts, and those that a token may use
+  bool moe_router_enable_expert_bias = false;  // loss-free balancing
+  double moe_router_bias_update_rate = 1e-3;
+  double moe_aux_loss_coeff = 0;  // one load-balancing loss a layer (Megatron's definition)
+  double moe_z_loss_coeff = 0;
+  std::int64_t n_shared_experts = 0;  // one dense MLP of n_shared_experts · intermediate_size
+
+  // Cistron's own: over what the auxiliary losses take their statistics.
   AuxScope aux_scope = AuxScope::kBatch;
 
+  bool trains_hf_aux_loss() const { return output_router_logits && router_aux_loss_coef != 0; }
   std::int64_t HeadDim() const { return head_dim.value_or(hidden_size / num_attention_heads); }
 };
 
 // Throws kInvalidArgument naming the field, its value and what is allowed.
 void Validate(const MixtralConfig& config);
+
+// Options of this config that change what the weights compute and that Hugging Face's Mixtral does
+// not have, as "scoring_func = sigmoid"; empty when transformers would compute the same.
+std::vector<std::string> OptionsThatMixtralLacks(const MixtralConfig& config);
 
 // Reads the text of a config.json (DESIGN: rope_theta or rope_parameters, torch_dtype or dtype,
 // null or missing head_dim and sliding_window). Refuses by name what is not done: other model

@@ -89,6 +89,47 @@ class Reader {
   std::set<std::string> seen_;
 };
 
+// Fields of the router; those that a config.json of Mixtral does not have keep their defaults.
+void ReadRouter(Reader& reader, MixtralConfig& c) {
+  reader.Read("router_jitter_noise", c.router_jitter_noise);
+  const auto scoring = reader.String("scoring_func").value_or("softmax");
+  if (scoring != "softmax" && scoring != "sigmoid") {
+    reader.Refuse("scoring_func is {}; \"softmax\" and \"sigmoid\" are supported",
+                  io::Quoted(scoring));
+  }
+  c.scoring_func = scoring == "softmax" ? ScoringFunc::kSoftmax : ScoringFunc::kSigmoid;
+  reader.Read("moe_router_pre_softmax", c.moe_router_pre_softmax);
+  reader.Read("norm_topk_prob", c.norm_topk_prob);
+  reader.Read("routed_scaling_factor", c.routed_scaling_factor);
+  reader.Read("n_group", c.n_group);
+  reader.Read("topk_group", c.topk_group);
+  reader.Read("moe_router_enable_expert_bias", c.moe_router_enable_expert_bias);
+  reader.Read("moe_router_bias_update_rate", c.moe_router_bias_update_rate);
+  reader.Read("moe_aux_loss_coeff", c.moe_aux_loss_coeff);
+  reader.Read("moe_z_loss_coeff", c.moe_z_loss_coeff);
+  reader.Read("n_shared_experts", c.n_shared_experts);
+}
+
+// Only what differs from Mixtral is written: other readers know nothing of these fields.
+void WriteRouter(const MixtralConfig& c, json& document) {
+  const MixtralConfig mixtral;
+  document["router_jitter_noise"] = c.router_jitter_noise;
+  const auto put = [&](const char* name, auto MixtralConfig::*field) {
+    if (c.*field != mixtral.*field) document[name] = c.*field;
+  };
+  if (c.scoring_func == ScoringFunc::kSigmoid) document["scoring_func"] = "sigmoid";
+  put("moe_router_pre_softmax", &MixtralConfig::moe_router_pre_softmax);
+  put("norm_topk_prob", &MixtralConfig::norm_topk_prob);
+  put("routed_scaling_factor", &MixtralConfig::routed_scaling_factor);
+  put("n_group", &MixtralConfig::n_group);
+  put("topk_group", &MixtralConfig::topk_group);
+  put("moe_router_enable_expert_bias", &MixtralConfig::moe_router_enable_expert_bias);
+  put("moe_router_bias_update_rate", &MixtralConfig::moe_router_bias_update_rate);
+  put("moe_aux_loss_coeff", &MixtralConfig::moe_aux_loss_coeff);
+  put("moe_z_loss_coeff", &MixtralConfig::moe_z_loss_coeff);
+  put("n_shared_experts", &MixtralConfig::n_shared_experts);
+}
+
 // One object of RoPE settings: rope_parameters (transformers 5) or rope_scaling (4).
 void ReadRope(Reader& reader, const char* key, const json& rope, double& theta) {
   if (!rope.is_object()) reader.Fail("{} is {}; it must be an object", key, io::Excerpt(rope));
@@ -129,14 +170,6 @@ void RefuseWhatIsNotDone(Reader& reader) {
   reader.Read("attention_dropout", dropout);
   if (dropout != 0) {
     reader.Refuse("attention_dropout is {}; only 0 is supported, set it to 0.0", dropout);
-  }
-  double jitter = 0;
-  reader.Read("router_jitter_noise", jitter);
-  if (jitter != 0) {
-    reader.Refuse(
-        "router_jitter_noise is {}; noise in the router's input is not supported yet, set "
-        "it to 0.0",
-        jitter);
   }
   if (const json* quantization = reader.Get("quantization_config")) {
     reader.Refuse(
@@ -188,6 +221,7 @@ MixtralConfig ParseMixtralConfig(const std::string& text, const std::string& ori
   reader.Read("initializer_range", c.initializer_range);
   reader.Read("router_aux_loss_coef", c.router_aux_loss_coef);
   reader.Read("output_router_logits", c.output_router_logits);
+  ReadRouter(reader, c);
   reader.Read("tie_word_embeddings", c.tie_word_embeddings);
   reader.Read("bos_token_id", c.bos_token_id);
   // A list of ends is legal: the first one is the model's, and the list is kept.
@@ -241,7 +275,7 @@ std::string ToJson(const MixtralConfig& c, const std::string& dtype) {
   document["model_type"] = "mixtral";
   document["hidden_act"] = "silu";
   document["attention_dropout"] = 0.0;
-  document["router_jitter_noise"] = 0.0;
+  WriteRouter(c, document);
   document["dtype"] = dtype;
   document["vocab_size"] = c.vocab_size;
   document["hidden_size"] = c.hidden_size;

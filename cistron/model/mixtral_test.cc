@@ -5,104 +5,13 @@
 #include <cmath>
 #include <vector>
 
-#include "cistron/base/philox.h"
 #include "cistron/base/threads.h"
 #include "cistron/check/bounds.h"
 #include "cistron/check/compare.h"
-#include "cistron/model/local_mixtral.h"
+#include "cistron/model/tiny_mixtral.h"
 
 namespace cistron::model {
 namespace {
-
-constexpr std::uint64_t kSeed = 20240611;
-
-MixtralConfig TinyConfig() {
-  MixtralConfig c;
-  c.vocab_size = 11;
-  c.hidden_size = 12;
-  c.intermediate_size = 7;
-  c.num_hidden_layers = 2;
-  c.num_attention_heads = 3;
-  c.num_key_value_heads = 1;
-  c.num_local_experts = 4;
-  c.num_experts_per_tok = 2;
-  c.max_position_embeddings = 16;
-  c.initializer_range = 0.4;  // far from zero, so that every path matters
-  c.router_aux_loss_coef = 0.3;
-  c.output_router_logits = true;
-  return c;
-}
-
-// Sequences of the given lengths with random tokens and uneven weights; labels are the next token.
-data::Batch MakeBatch(const std::vector<std::int64_t>& lengths, std::int64_t vocab,
-                      std::uint64_t first_token = 0, std::int64_t padding = 0) {
-  data::Batch b;
-  std::int64_t sum = 0;
-  for (const std::int64_t n : lengths) sum += n;
-  const std::int64_t tokens = sum + padding;
-  b.sequences = ops::PackedFromLengths(lengths, tokens);
-  b.tokens = Tensor::Zeros({tokens}, DType::kI64);
-  b.labels = Tensor::Empty({tokens}, DType::kI64);
-  b.weights = Tensor::Zeros({tokens}, DType::kF32);
-  const RandomStream stream(kSeed, "tokens");
-  std::int64_t* token = b.tokens.data<std::int64_t>();
-  std::int64_t* label = b.labels.data<std::int64_t>();
-  float* weight = b.weights.data<float>();
-  for (std::int64_t t = 0; t < tokens; ++t) label[t] = -100;
-  std::int64_t t = 0;
-  for (const std::int64_t n : lengths) {
-    for (std::int64_t i = 0; i < n; ++i, ++t) {
-      const std::uint64_t index = first_token + static_cast<std::uint64_t>(t);
-      token[t] = static_cast<std::int64_t>(stream.Below(index, static_cast<std::uint64_t>(vocab)));
-      if (i > 0) {
-        label[t - 1] = token[t];
-        weight[t - 1] = 0.5f + stream.Uniform(4 * index);
-      }
-    }
-  }
-  if (padding > 0) {
-    b.token_mask = Tensor::Zeros({tokens}, DType::kU8);
-    for (std::int64_t i = 0; i < sum; ++i) b.token_mask.data<std::uint8_t>()[i] = 1;
-  }
-  return b;
-}
-
-double WeightSum(const std::vector<data::Batch>& batches) {
-  double sum = 0;
-  for (const data::Batch& b : batches) {
-    for (const float w : b.weights.span<float>()) sum += w;
-  }
-  return sum;
-}
-
-std::int64_t RoutedTokens(const std::vector<data::Batch>& batches) {
-  std::int64_t n = 0;
-  for (const data::Batch& b : batches) {
-    const auto cu = b.sequences.cu_seqlens.span<std::int64_t>();
-    n += cu.back();
-  }
-  return n;
-}
-
-// Loss of the global batch made of micro-batches; gradients are left in the store.
-double Loss(LocalMixtral& m, const std::vector<data::Batch>& batches) {
-  const ops::Context ctx;
-  const double weights = WeightSum(batches);
-  const LossScale scale{Tensor::Scalar(1 / weights),
-                        Tensor::Scalar(1 / static_cast<double>(RoutedTokens(batches)))};
-  LossSums sums = LossSums::Zeros(ctx, m.model.config());
-  m.store.ZeroGradients();
-  for (const data::Batch& b : batches) m.model.TrainMicroBatch(b, scale, sums);
-  const double coefficient =
-      m.model.config().output_router_logits ? m.model.config().router_aux_loss_coef : 0;
-  return sums.weighted_nll.item() / weights + coefficient * sums.aux_loss.item();
-}
-
-std::vector<Tensor> Gradients(const LocalMixtral& m) {
-  std::vector<Tensor> grads;
-  for (const auto& p : m.store.parameters()) grads.push_back(p.grad.Clone());
-  return grads;
-}
 
 // Central differences of the whole model in fp64. Truncation is O(h²) of a smooth loss with
 // derivatives of order one, rounding is O(u/h): h = 1e-5 gives 1e-10 and 2e-11; 1e-7 leaves room

@@ -30,14 +30,14 @@ GroupedLinear::GroupedLinear(const GroupedLinearOptions& options) : options_(opt
   } else {
     products_.emplace_back(*store_, store_->Register({.name = options.name,
                                                       .shape = {options.num_groups, out, in},
-                                                      .is_expert = true,
+                                                      .is_expert = options.is_expert,
                                                       .row_parts = options.out_parts}));
   }
   if (options.bias) {
     bias_ = store_->Register({.name = options.bias_name,
                               .shape = {options.num_groups, options.out_features},
                               .init = ParameterSpec::Init::kZeros,
-                              .is_expert = true,
+                              .is_expert = options.is_expert,
                               .decays = false});
   }
   delayed_ = std::make_unique<std::vector<Delayed>>();

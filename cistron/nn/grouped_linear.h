@@ -25,6 +25,7 @@ struct GroupedLinearOptions {
   bool scaled_bias = false;       // the bias is multiplied by bias_scale, one factor a row
   // Equal parts of the output that quantisation blocks apart: 2 where it is [gate | up].
   std::int64_t out_parts = 1;
+  bool is_expert = true;  // groups are experts, which expert parallelism divides
   // Weight gradients wait for ComputeWeightGradients, so that what depends on dx can go first.
   bool delay_weight_gradients = false;
   // One parameter [N, K] an expert, NAME0, NAME1, …, instead of one [E, N, K]. The products run

@@ -40,4 +40,47 @@ LoadBalancingLoss ComputeLoadBalancingLoss(const ops::Context& ctx,
   return loss;
 }
 
+LoadBalancingLoss ComputeLayerLoadBalancingLoss(const ops::Context& ctx,
+                                                const ops::RouterOutputs& layer, std::int64_t top_k,
+                                                double coefficient, const Tensor& inv_tokens) {
+  // The definitions are a factor K apart, for one layer.
+  const double inv_k = 1.0 / static_cast<double>(top_k);
+  LoadBalancingLoss loss =
+      ComputeLoadBalancingLoss(ctx, {layer}, top_k, coefficient * inv_k, inv_tokens);
+  *loss.value.data<double>() *= inv_k;
+  return loss;
+}
+
+RouterZLoss ComputeRouterZLoss(const ops::Context& ctx, const ops::RouterOutputs& layer,
+                               double coefficient, const Tensor& inv_tokens) {
+  const double inv_global = inv_tokens.item();
+  RouterZLoss loss{ctx.Zeros({}, DType::kF64), ctx.Empty(layer.z_sums.shape(), DType::kF64)};
+  for (const double sum : layer.z_sums.span<double>()) {
+    *loss.value.data<double>() += sum * inv_global;
+  }
+  for (double& g : loss.grad.span<double>()) g = coefficient * inv_global;
+  return loss;
+}
+
+void UpdateExpertBias(const Tensor& counts, double rate, const Tensor& bias) {
+  CISTRON_CHECK(counts && bias && counts.rank() == 1 && counts.shape() == bias.shape() &&
+                    counts.dtype() == DType::kI64,
+                "expert bias: counts are {}, the bias is {}; expected [E] each", Describe(counts),
+                Describe(bias));
+  const auto n = counts.span<std::int64_t>();
+  std::int64_t total = 0;
+  for (const std::int64_t c : n) total += c;
+  DispatchFloat("expert bias", bias.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto b = bias.span<T>();
+    for (std::size_t e = 0; e < n.size(); ++e) {
+      // mean − count has the sign of total − E·count, which is exact.
+      const std::int64_t difference = total - static_cast<std::int64_t>(n.size()) * n[e];
+      if (difference == 0) continue;
+      b[e] = static_cast<T>(static_cast<Compute<T>>(b[e]) +
+                            static_cast<Compute<T>>(difference > 0 ? rate : -rate));
+    }
+  });
+}
+
 }  // namespace cistron::nn

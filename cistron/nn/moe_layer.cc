@@ -2,8 +2,53 @@
 
 #include "cistron/nn/grouped_linear.h"
 #include "cistron/nn/scaled_swiglu.h"
+#include "cistron/ops/reduce/reduce.h"
 
 namespace cistron::nn {
+
+namespace {
+
+// A SwiGLU MLP a group. One op after another: parameters register in canonical order.
+std::unique_ptr<Sequential> MakeExperts(ParameterStore& store, const std::string& prefix,
+                                        std::int64_t groups, std::int64_t hidden, std::int64_t ffn,
+                                        bool is_expert) {
+  auto experts = std::make_unique<Sequential>();
+  experts->Append(
+      std::make_unique<GroupedLinear>(GroupedLinearOptions{.num_groups = groups,
+                                                           .in_features = hidden,
+                                                           .out_features = 2 * ffn,
+                                                           .out_parts = 2,
+                                                           .is_expert = is_expert,
+                                                           .name = prefix + "gate_up_proj",
+                                                           .store = &store}));
+  experts->Append(std::make_unique<ScaledSwiGLU>(prefix + "act_fn"));
+  experts->Append(std::make_unique<GroupedLinear>(GroupedLinearOptions{.num_groups = groups,
+                                                                       .in_features = ffn,
+                                                                       .out_features = hidden,
+                                                                       .is_expert = is_expert,
+                                                                       .name = prefix + "down_proj",
+                                                                       .store = &store}));
+  return experts;
+}
+
+// Rows up to the last one that is not masked, as split_sizes of one group.
+Tensor RowsInUse(const ops::Context& ctx, const Tensor& token_mask, std::int64_t rows) {
+  if (token_mask) {
+    const auto mask = token_mask.span<std::uint8_t>();
+    while (rows > 0 && mask[static_cast<std::size_t>(rows - 1)] == 0) --rows;
+  }
+  Tensor split = ctx.Empty({1}, DType::kI64);
+  *split.data<std::int64_t>() = rows;
+  return split;
+}
+
+// y += x in the rows in use.
+void AddRows(const ops::Context& ctx, const Tensor& split, const Tensor& x, const Tensor& y) {
+  const std::int64_t rows = *split.data<std::int64_t>();
+  if (rows > 0) ops::AddTo(ctx, x.Slice(0, 0, rows), y.Slice(0, 0, rows));
+}
+
+}  // namespace
 
 MoeLayer::MoeLayer(ParameterStore& store, TokenDispatcher& dispatcher, const std::string& prefix,
                    const Config& config)
@@ -11,64 +56,71 @@ MoeLayer::MoeLayer(ParameterStore& store, TokenDispatcher& dispatcher, const std
       dispatcher_(&dispatcher),
       gate_(store, prefix + "gate.weight", config.router.num_experts, config.hidden,
             Linear::Precision::kModel),
+      experts_(MakeExperts(store, prefix + "experts.", config.router.num_experts, config.hidden,
+                           config.ffn, /*is_expert=*/true)),
       name_(prefix + "moe") {
-  const std::int64_t experts = config.router.num_experts;
-  // One after another: parameters register in canonical order.
-  experts_ = std::make_unique<Sequential>();
-  experts_->Append(
-      std::make_unique<GroupedLinear>(GroupedLinearOptions{.num_groups = experts,
-                                                           .in_features = config.hidden,
-                                                           .out_features = 2 * config.ffn,
-                                                           .out_parts = 2,
-                                                           .name = prefix + "experts.gate_up_proj",
-                                                           .store = &store}));
-  experts_->Append(std::make_unique<ScaledSwiGLU>(prefix + "experts.act_fn"));
-  experts_->Append(
-      std::make_unique<GroupedLinear>(GroupedLinearOptions{.num_groups = experts,
-                                                           .in_features = config.ffn,
-                                                           .out_features = config.hidden,
-                                                           .name = prefix + "experts.down_proj",
-                                                           .store = &store}));
+  if (config.shared_ffn > 0) {
+    shared_ = MakeExperts(store, prefix + "shared_experts.", 1, config.hidden, config.shared_ffn,
+                          /*is_expert=*/false);
+  }
+  if (config.expert_bias) {
+    bias_ = store.RegisterBuffer(
+        {prefix + "gate.e_score_correction_bias", {config.router.num_experts}});
+  }
 }
 
-Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& x, const Tensor& token_mask,
-                         const ops::PackedSequences& scopes, bool statistics, Routing& routing,
-                         Saved* saved) const {
-  const std::int64_t tokens = x.dim(0);
+Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& input, const Tensor& token_mask,
+                         const ops::PackedSequences& scopes, Statistics statistics,
+                         const Noise& noise, Routing& routing, Saved* saved) const {
+  const std::int64_t tokens = input.dim(0);
   const std::int64_t experts = config_.router.num_experts;
-  const DType compute = ComputeType(x.dtype());
+  const DType compute = ComputeType(input.dtype());
+  Tensor x = input;
+  if (config_.jitter > 0 && noise.step) {
+    x = ctx.Empty(input.shape(), input.dtype());
+    ops::Jitter(ctx, JitterOf(noise), noise.step, input, ops::Write(x));
+  }
 
   routing.logits = ctx.Empty({tokens, experts}, x.dtype());
-  Operand input = gate_.Input(x);
-  gate_.Forward(ctx, input, nullptr, ops::Write(routing.logits));
+  Operand operand = gate_.Input(x);
+  gate_.Forward(ctx, operand, nullptr, ops::Write(routing.logits));
   ops::RouterOutputs& out = routing.router;
   out.experts = ctx.Empty({tokens, config_.router.top_k}, DType::kI32);
   out.probs = ctx.Empty({tokens, config_.router.top_k}, compute);
-  if (statistics) {
+  if (statistics != Statistics::kNone) {
     const std::int64_t rows = scopes.cu_seqlens ? scopes.num_sequences() : 1;
     out.counts = ctx.Empty({rows, experts}, DType::kI64);
     out.score_sums = ctx.Empty({rows, experts}, DType::kF64);
     out.nonfinite_tokens = ctx.Empty({}, DType::kI64);
+    if (statistics == Statistics::kLoadAndZ) out.z_sums = ctx.Empty({rows}, DType::kF64);
   }
-  ops::RouterForward(ctx, config_.router, routing.logits, Tensor(), token_mask, scopes, out);
+  ops::RouterForward(ctx, config_.router, routing.logits, bias_, token_mask, scopes, out);
 
   const TokenDispatcher::Dispatched d = dispatcher_->Dispatch(ctx, x, out.experts, out.probs);
   const Tensor expert_out = experts_->Forward(
       ctx, d.rows.data, {.split_sizes = d.rows.split_sizes, .scale = d.probs}, saved);
   Tensor y = dispatcher_->Combine(ctx, *d.state, expert_out);
+  Tensor shared_rows;
+  if (shared_) {
+    shared_rows = RowsInUse(ctx, token_mask, tokens);
+    AddRows(ctx, shared_rows, shared_->Forward(ctx, x, {.split_sizes = shared_rows}, saved), y);
+  }
   if (saved != nullptr) {
-    saved->Push<Record>(this, name_) = {x, routing.logits, out.experts, d.state, d.rows.max_rows()};
+    saved->Push<Record>(this, name_) = {
+        x, routing.logits, out.experts, d.state, d.rows.max_rows(), noise, shared_rows};
   }
   return y;
 }
 
 Tensor MoeLayer::Backward(const ops::Context& ctx, const Tensor& dy, const Tensor& token_mask,
-                          const ops::PackedSequences& scopes, const Tensor& aux_grad,
+                          const ops::PackedSequences& scopes, const StatisticsGradients& gradients,
                           Saved& saved) const {
   const Record r = saved.Pop<Record>(this, name_);
   const DType dtype = dy.dtype();
   const DType compute = ComputeType(dtype);
 
+  // What forward pushed last comes first.
+  const Tensor dshared = shared_ ? shared_->Backward(ctx, dy, {}, saved) : Tensor();
   const Tensor dout = dispatcher_->CombineBackward(ctx, *r.dispatch, dy);
   const Tensor drow_probs = ctx.Empty({r.rows}, compute);
   const Tensor drows = experts_->Backward(ctx, dout, {.scale = ops::Write(drow_probs)}, saved);
@@ -76,10 +128,14 @@ Tensor MoeLayer::Backward(const ops::Context& ctx, const Tensor& dy, const Tenso
   const Tensor dprobs = ctx.Empty({r.x.dim(0), config_.router.top_k}, compute);
   dispatcher_->DispatchBackward(ctx, *r.dispatch, drows, drow_probs, ops::Write(dx),
                                 ops::Write(dprobs));
+  if (shared_) AddRows(ctx, r.shared_rows, dshared, dx);
   const Tensor dlogits = ctx.Empty(r.logits.shape(), dtype);
   ops::RouterBackward(ctx, config_.router, dprobs, r.logits, r.experts, token_mask, scopes,
-                      aux_grad, Tensor(), ops::Write(dlogits));
+                      gradients.score_sums, gradients.z_sums, ops::Write(dlogits));
   gate_.Backward(ctx, dlogits, {quant::BF16{}, r.x, {}}, ops::Accumulate(dx));
+  if (config_.jitter > 0 && r.noise.step) {
+    ops::Jitter(ctx, JitterOf(r.noise), r.noise.step, dx, ops::Write(dx));
+  }
   return dx;
 }
 

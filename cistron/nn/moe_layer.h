@@ -1,10 +1,13 @@
 // MoeLayer: router, dispatch, expert SwiGLU MLPs, combine.
 //
-//   l = x·Wgᵀ;  I, p = router(l);  rows = dispatch(x, I)
-//   [a | b] = rows·W1[e]ᵀ;  A = silu(a)·b·p;  y[t] = Σ_k A·W2[e]ᵀ
+//   x ← x·U(1 − j, 1 + j)  (with jitter, in training)
+//   l = x·Wgᵀ;  I, p = router(l + bias's choice);  rows = dispatch(x, I)
+//   [a | b] = rows·W1[e]ᵀ;  A = silu(a)·b·p;  y[t] = Σ_k A·W2[e]ᵀ  (+ shared(x[t]))
 // The probability acts between SwiGLU and the second product, so its gradient is a row sum of the
 // activation's and the experts' outputs are neither kept nor recomputed. Kept for backward: x, the
 // dispatched rows, the pre-activation, the routing. No token is ever dropped; there is no capacity.
+// The shared expert is a SwiGLU MLP that every token uses, an expert layer of one group, so that it
+// fuses and quantises as the experts do. Padding is not given to it and has y = 0.
 #pragma once
 
 #include <string>
@@ -13,6 +16,7 @@
 #include "cistron/nn/saved.h"
 #include "cistron/nn/sequential.h"
 #include "cistron/nn/token_dispatcher.h"
+#include "cistron/ops/jitter/jitter.h"
 #include "cistron/ops/router/router.h"
 
 namespace cistron::nn {
@@ -23,9 +27,15 @@ class MoeLayer {
     std::int64_t hidden = 0;  // H
     std::int64_t ffn = 0;     // F
     ops::RouterConfig router;
+    bool expert_bias = false;     // sigmoid scores: a bias that only selects
+    double jitter = 0;            // j
+    std::int64_t layer = 0;       // of the model, for the jitter's random numbers
+    std::int64_t shared_ffn = 0;  // width of the shared expert; 0: none
   };
   // Parameters: prefix + "gate.weight" [E, H], "experts.gate_up_proj" [E, 2F, H],
-  // "experts.down_proj" [E, H, F].
+  // "experts.down_proj" [E, H, F]; with a shared expert of width F' "shared_experts.gate_up_proj"
+  // [1, 2F', H] and "shared_experts.down_proj" [1, H, F']. With a bias the buffer
+  // "gate.e_score_correction_bias" [E].
   MoeLayer(ParameterStore& store, TokenDispatcher& dispatcher, const std::string& prefix,
            const Config& config);
 
@@ -33,28 +43,52 @@ class MoeLayer {
     Tensor logits;  // [T, E], the model's dtype
     ops::RouterOutputs router;
   };
-  // Statistics are computed where `scopes` has rows for them: see RouterForward. `statistics` asks
-  // for them.
+  // What the random numbers of a pass are functions of, besides layer and element.
+  struct Noise {
+    std::uint64_t seed = 0;
+    Tensor step{};                 // i64 []: the update, on the device; undefined: no jitter
+    std::int64_t first_token = 0;  // data::Batch::first_token
+  };
+  // Of which statistics: none, those of the load (counts, score sums, tokens that are not finite),
+  // or z sums as well.
+  enum class Statistics { kNone, kLoad, kLoadAndZ };
+  // Statistics are computed where `scopes` has rows for them: see RouterForward.
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const Tensor& token_mask,
-                 const ops::PackedSequences& scopes, bool statistics, Routing& routing,
-                 Saved* saved) const;
+                 const ops::PackedSequences& scopes, Statistics statistics, const Noise& noise,
+                 Routing& routing, Saved* saved) const;
   // The experts' products, and how they are fused.
   const Sequential& experts() const { return *experts_; }
 
-  // `aux_grad` f64 [R, E], optional: gradient of the loss with respect to the score sums.
+  // Its MLP that every token uses; null where there is none.
+  const Sequential* shared_expert() const { return shared_.get(); }
+  // [E] in the compute type; undefined where there is none.
+  const Tensor& expert_bias() const { return bias_; }
+
+  // Gradients of the loss with respect to the statistics; each may be undefined.
+  struct StatisticsGradients {
+    Tensor score_sums{};  // f64 [R, E]
+    Tensor z_sums{};      // f64 [R]
+  };
   Tensor Backward(const ops::Context& ctx, const Tensor& dy, const Tensor& token_mask,
-                  const ops::PackedSequences& scopes, const Tensor& aux_grad, Saved& saved) const;
+                  const ops::PackedSequences& scopes, const StatisticsGradients& gradients,
+                  Saved& saved) const;
 
  private:
   struct Record {
     Tensor x, logits, experts;
     std::shared_ptr<const TokenDispatcher::State> dispatch;
     std::int64_t rows = 0;
+    Noise noise{};
+    Tensor shared_rows{};  // split_sizes of the shared expert
   };
+  ops::JitterConfig JitterOf(const Noise& noise) const {
+    return {config_.jitter, noise.seed, config_.layer, noise.first_token};
+  }
   Config config_;
   TokenDispatcher* dispatcher_;
   Linear gate_;
-  std::unique_ptr<Sequential> experts_;
+  std::unique_ptr<Sequential> experts_, shared_;
+  Tensor bias_;
   std::string name_;
 };
 

@@ -38,6 +38,13 @@ ParameterId LocalParameterStore::Register(const ParameterSpec& spec) {
   return static_cast<ParameterId>(parameters_.size()) - 1;
 }
 
+Tensor LocalParameterStore::RegisterBuffer(const BufferSpec& spec) {
+  CISTRON_CHECK(Find(spec.name) == nullptr && FindBuffer(spec.name) == nullptr,
+                "parameters: '{}' is registered twice", spec.name);
+  buffers_.push_back({spec.name, ctx_.Zeros(spec.shape, ComputeType(dtype_))});
+  return buffers_.back().value;
+}
+
 Tensor LocalParameterStore::Acquire(ParameterId id) {
   return parameters_.at(static_cast<std::size_t>(id)).value;
 }
@@ -66,6 +73,7 @@ ops::Output LocalParameterStore::GradientOutput(ParameterId id) {
 }
 
 void LocalParameterStore::Initialize(std::uint64_t seed, double std) {
+  for (const Buffer& b : buffers_) FillZero(b.value);
   for (Parameter& p : parameters_) {
     switch (p.spec.init) {
       case ParameterSpec::Init::kNormal: DrawNormal(seed, p.spec.name, std, 0, p.master); break;
@@ -83,6 +91,12 @@ void LocalParameterStore::Initialize(std::uint64_t seed, double std) {
 }
 
 void LocalParameterStore::Assign(std::string_view name, const Tensor& values) {
+  if (const Buffer* b = FindBuffer(name)) {
+    CISTRON_CHECK(values.shape() == b->value.shape(), "parameters: '{}' has shape {}, given {}",
+                  name, ToString(b->value.shape()), Describe(values));
+    Convert(values, b->value);
+    return;
+  }
   Parameter* p = Find(name);
   if (p == nullptr) CISTRON_THROW(kNotFound, "parameters: the model has no '{}'", name);
   CISTRON_CHECK(values.shape() == p->spec.shape, "parameters: '{}' has shape {}, given {}", name,
@@ -94,6 +108,13 @@ void LocalParameterStore::Assign(std::string_view name, const Tensor& values) {
 
 void LocalParameterStore::ZeroGradients() {
   for (Parameter& p : parameters_) p.has_grad = false;
+}
+
+const LocalParameterStore::Buffer* LocalParameterStore::FindBuffer(std::string_view name) const {
+  for (const Buffer& b : buffers_) {
+    if (b.name == name) return &b;
+  }
+  return nullptr;
 }
 
 const LocalParameterStore::Parameter* LocalParameterStore::Find(std::string_view name) const {

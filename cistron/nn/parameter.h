@@ -29,6 +29,13 @@ struct ParameterSpec {
   std::int64_t row_parts = 1;
 };
 
+// State of a module that is not trained: it moves by a rule of its own, has no gradient, and is in
+// checkpoints. Zero at first, in the compute type, whole on every rank.
+struct BufferSpec {
+  std::string name;
+  Shape shape;
+};
+
 // Handle of a parameter in its store.
 using ParameterId = int;
 
@@ -40,6 +47,8 @@ class ParameterStore {
   virtual ~ParameterStore() = default;
 
   virtual ParameterId Register(const ParameterSpec& spec) = 0;
+  // The tensor of the buffer, which the module and the store share.
+  virtual Tensor RegisterBuffer(const BufferSpec& spec) = 0;
 
   // The weight in the model's dtype, valid until Release.
   virtual Tensor Acquire(ParameterId id) = 0;
@@ -95,10 +104,16 @@ class LocalParameterStore final : public ParameterStore {
     QuantizedWeight quantized{};
   };
 
+  struct Buffer {
+    std::string name;
+    Tensor value;
+  };
+
   // `dtype` is the model's: f64, f32 or bf16.
   LocalParameterStore(const ops::Context& ctx, DType dtype);
 
   ParameterId Register(const ParameterSpec& spec) override;
+  Tensor RegisterBuffer(const BufferSpec& spec) override;
   Tensor Acquire(ParameterId id) override;
   void Release(ParameterId) override {}
   QuantizedTensor AcquireQuantized(ParameterId id, const quant::Recipe& recipe) override;
@@ -111,12 +126,12 @@ class LocalParameterStore final : public ParameterStore {
   // Whoever writes masters or values must say so: quantised copies are made anew.
   void MarkChanged() { ++version_; }
 
-  // Draws every parameter: normal(0, std) from the stream (seed, name) at the flat global index;
-  // ones; zeros.
+  // Zeroes buffers and draws every parameter: normal(0, std) from the stream (seed, name) at the
+  // flat global index; ones; zeros.
   void Initialize(std::uint64_t seed, double std);
 
-  // Sets a parameter from exact values of any float dtype: the master receives them, the value is
-  // rounded from the master. Throws when the name or the shape is not there.
+  // Sets a parameter or a buffer from exact values of any float dtype: the master receives them,
+  // the value is rounded from the master. Throws when the name or the shape is not there.
   void Assign(std::string_view name, const Tensor& values);
 
   // Forgets the gradients: the next GradientOutput is a Write.
@@ -125,14 +140,17 @@ class LocalParameterStore final : public ParameterStore {
   DType dtype() const { return dtype_; }
   std::vector<Parameter>& parameters() { return parameters_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
+  const std::vector<Buffer>& buffers() const { return buffers_; }
   const Parameter* Find(std::string_view name) const;
   Parameter* Find(std::string_view name);
+  const Buffer* FindBuffer(std::string_view name) const;
 
  private:
   ops::Context ctx_;
   DType dtype_;
   std::uint64_t version_ = 1;
   std::vector<Parameter> parameters_;
+  std::vector<Buffer> buffers_;
 };
 
 // Values of a parameter as Initialize draws them, elements [begin, begin + out.size()) of the flat

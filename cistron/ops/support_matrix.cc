@@ -11,6 +11,7 @@
 #include "cistron/ops/grouped_bias/grouped_bias.h"
 #include "cistron/ops/grouped_gemm/grouped_gemm.h"
 #include "cistron/ops/grouped_mlp/grouped_mlp.h"
+#include "cistron/ops/jitter/jitter.h"
 #include "cistron/ops/norm/norm.h"
 #include "cistron/ops/optimizer/adamw.h"
 #include "cistron/ops/permute/permute.h"
@@ -159,6 +160,12 @@ std::vector<SupportRow> SupportMatrix() {
       "router", RouterImpls(),
       [](DType t) {
         return RouterProblem{t, {.num_experts = kExperts, .top_k = kTopK}, kTokens};
+      },
+      rows);
+  Ask(
+      "jitter", JitterImpls(),
+      [](DType t) {
+        return JitterProblem{t, kTokens, kHidden};
       },
       rows);
   Ask(

@@ -101,6 +101,12 @@ void CheckModel(const LoadedConfig& loaded) {
                   loaded.Where("model.num_key_value_heads"), m.num_attention_heads,
                   m.num_key_value_heads);
   }
+  // The router's options, which must fit together; each is named in the message.
+  try {
+    model::Validate(m);
+  } catch (const Error& e) {
+    CISTRON_THROW(kBadInput, "model.*: {}", e.message());
+  }
   // Token ids are the bytes of the sequence: ASCII for letters, anything for bytes.
   const bool bytes = loaded.config.data.alphabet == data::Alphabet::kBytes;
   const std::int64_t ids = bytes ? 256 : 128;

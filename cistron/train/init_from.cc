@@ -11,8 +11,10 @@ namespace cistron::train {
 namespace {
 
 // Keys of model.* that say how to train, not what the weights mean.
-constexpr std::array kTrainingKeys = {"model.router_aux_loss_coef", "model.output_router_logits",
-                                      "model.initializer_range"};
+constexpr std::array kTrainingKeys = {
+    "model.router_aux_loss_coef", "model.output_router_logits", "model.initializer_range",
+    "model.moe_aux_loss_coeff",   "model.moe_z_loss_coeff",     "model.moe_router_bias_update_rate",
+    "model.router_jitter_noise"};
 
 bool IsTrainingKey(const std::string& key) {
   for (const char* name : kTrainingKeys) {
@@ -41,6 +43,10 @@ void ResolveInit(LoadedConfig& loaded) {
   resolved.model.router_aux_loss_coef = given.model.router_aux_loss_coef;
   resolved.model.output_router_logits = given.model.output_router_logits;
   resolved.model.initializer_range = given.model.initializer_range;
+  resolved.model.moe_aux_loss_coeff = given.model.moe_aux_loss_coeff;
+  resolved.model.moe_z_loss_coeff = given.model.moe_z_loss_coeff;
+  resolved.model.moe_router_bias_update_rate = given.model.moe_router_bias_update_rate;
+  resolved.model.router_jitter_noise = given.model.router_jitter_noise;
   for (const ConfigKey& key : ConfigKeys()) {
     if (!key.name.starts_with("model.") || IsTrainingKey(key.name)) continue;
     const auto origin = loaded.origins.find(key.name);

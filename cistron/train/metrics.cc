@@ -54,6 +54,8 @@ std::string ToJson(const StepMetrics& m) {
   j["unpadded_tokens_per_s"] = m.unpadded_tokens_per_s;
   j["mfu"] = m.mfu ? nlohmann::ordered_json(*m.mfu) : nlohmann::ordered_json(nullptr);
   j["memory_peak_bytes"] = m.memory_peak_bytes;
+  if (!m.layer_aux_loss.empty()) j["layer_aux_loss"] = m.layer_aux_loss;
+  if (!m.z_loss.empty()) j["z_loss"] = m.z_loss;
   j["load_entropy"] = m.load_entropy;
   j["expert_load"] = m.expert_load;
   PutHeldout(m.heldout, j);
@@ -75,6 +77,10 @@ StepMetrics ParseStepMetrics(const std::string& line, const std::string& where) 
     m.unpadded_tokens_per_s = j.at("unpadded_tokens_per_s");
     if (!j.at("mfu").is_null()) m.mfu = j.at("mfu").get<double>();
     m.memory_peak_bytes = j.at("memory_peak_bytes");
+    if (j.contains("layer_aux_loss")) {
+      m.layer_aux_loss = j.at("layer_aux_loss").get<std::vector<double>>();
+    }
+    if (j.contains("z_loss")) m.z_loss = j.at("z_loss").get<std::vector<double>>();
     m.load_entropy = j.at("load_entropy").get<std::vector<double>>();
     m.expert_load = j.at("expert_load").get<std::vector<std::vector<double>>>();
     m.heldout = HeldoutOf(j);

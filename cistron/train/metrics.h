@@ -3,11 +3,14 @@
 //   {"step": 1, "tokens_seen": 2048, "loss": …, "aux_loss": …, "grad_norm": …, "lr": …, "step_ms":
 //   …,
 //    "tokens_per_s": …, "unpadded_tokens_per_s": …, "mfu": …, "memory_peak_bytes": …,
+//    "layer_aux_loss": [L], "z_loss": [L],
 //    "load_entropy": [L], "expert_load": [L][E], "heldout_loss": …, "heldout_bits_per_base": …}
 // loss is the cross-entropy (weighted mean over the global batch, nats), without the auxiliary
-// loss, which stands beside it, without its coefficient. expert_load is each expert's share of a
-// layer's assignments; load_entropy that distribution's entropy over its largest value, ln E (1:
-// even). The held-out fields are there on steps that evaluated.
+// losses, which stand beside it, without their coefficients: aux_loss is that of
+// model.router_aux_loss_coef; layer_aux_loss and z_loss, a value a layer, are there when
+// model.moe_aux_loss_coeff and model.moe_z_loss_coeff train them. expert_load is each expert's
+// share of a layer's assignments; load_entropy that distribution's entropy over its largest value,
+// ln E (1: even). The held-out fields are there on steps that evaluated.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +32,7 @@ struct StepMetrics {
   std::int64_t step = 0;
   std::int64_t tokens_seen = 0;
   double loss = 0, aux_loss = 0, grad_norm = 0, lr = 0;
+  std::vector<double> layer_aux_loss, z_loss;  // empty: not trained
   double step_ms = 0, tokens_per_s = 0, unpadded_tokens_per_s = 0;
   std::optional<double> mfu;
   std::int64_t memory_peak_bytes = 0;

@@ -44,9 +44,14 @@ TEST_F(MetricsTest, LinesReadBackExactly) {
   StepMetrics m = Step(3);
   m.mfu = 1.0 / 3;
   m.heldout = HeldoutMetrics{1.25, 1.25 / std::log(2.0), 77};
+  EXPECT_EQ(ToJson(m).find("z_loss"), std::string::npos);  // not trained
+  m.layer_aux_loss = {1.0 / 3, 1.5};
+  m.z_loss = {0.7, 1e-30};
   const StepMetrics again = ParseStepMetrics(ToJson(m), "test");
   EXPECT_EQ(again.loss, m.loss);
   EXPECT_EQ(again.mfu, m.mfu);
+  EXPECT_EQ(again.layer_aux_loss, m.layer_aux_loss);
+  EXPECT_EQ(again.z_loss, m.z_loss);
   EXPECT_EQ(again.expert_load, m.expert_load);
   EXPECT_EQ(again.heldout->bits_per_base, m.heldout->bits_per_base);
   EXPECT_EQ(ToJson(again), ToJson(m));

@@ -22,21 +22,25 @@ model::HuggingFaceModel ReadCheckpoint(const fs::path& path) {
   // Every tensor is accounted for: weights and masters are read, moments are the optimiser's.
   std::set<std::string> unread;
   for (const std::string& name : reader.names()) unread.insert(name);
-  for (const auto& [name, shape] : model::MixtralParameters(m.config)) {
-    const std::string master = "master/" + name, weight = "weight/" + name;
-    const std::string stored = reader.Find(master) ? master : weight;
+  const auto take = [&](const std::string& name, const std::string& stored, const Shape& shape) {
     const auto info = reader.Find(stored);
     if (!info) {
-      CISTRON_THROW(kBadInput, "{}: the checkpoint lacks the tensor {}", path.string(), weight);
+      CISTRON_THROW(kBadInput, "{}: the checkpoint lacks the tensor {}", path.string(), stored);
     }
     if (!(info->global_shape == shape)) {
       CISTRON_THROW(kBadInput, "{}: {} has shape {}, but its model's has {}", path.string(), stored,
                     ToString(info->global_shape), ToString(shape));
     }
     m.tensors.push_back({name, reader.Read(stored)});
-    for (const char* role : {"weight/", "master/", "moment1/", "moment2/"}) {
-      unread.erase(role + name);
-    }
+    unread.erase(stored);
+  };
+  for (const auto& [name, shape] : model::MixtralParameters(m.config)) {
+    const std::string master = "master/" + name;
+    take(name, reader.Find(master) ? master : "weight/" + name, shape);
+    for (const char* role : {"weight/", "moment1/", "moment2/"}) unread.erase(role + name);
+  }
+  for (const auto& [name, shape] : model::MixtralBuffers(m.config)) {
+    take(name, BufferKey(name), shape);
   }
   if (!unread.empty()) {
     CISTRON_THROW(kBadInput, "{}: the checkpoint holds {}, which its model does not have",
@@ -90,21 +94,25 @@ void LoadWeights(const ModelSource& source, nn::LocalParameterStore& store) {
   std::set<std::string> assigned;
   for (const io::NamedTensor& t : m.tensors) {
     const auto* parameter = store.Find(t.name);
-    if (parameter == nullptr) {
+    const auto* buffer = store.FindBuffer(t.name);
+    if (parameter == nullptr && buffer == nullptr) {
       CISTRON_THROW(kBadInput, "{}: the tensor {} is not in this model", source.path.string(),
                     t.name);
     }
-    if (!(parameter->spec.shape == t.tensor.shape())) {
+    const Shape& shape = parameter != nullptr ? parameter->spec.shape : buffer->value.shape();
+    if (!(shape == t.tensor.shape())) {
       CISTRON_THROW(kBadInput, "{}: {} has shape {}, but this model's has {}", source.path.string(),
-                    t.name, ToString(t.tensor.shape()), ToString(parameter->spec.shape));
+                    t.name, ToString(t.tensor.shape()), ToString(shape));
     }
     store.Assign(t.name, t.tensor);
     assigned.insert(t.name);
   }
-  for (const auto& parameter : store.parameters()) {
-    if (!assigned.contains(parameter.spec.name)) {
-      CISTRON_THROW(kBadInput, "{}: the tensor {} is missing", source.path.string(),
-                    parameter.spec.name);
+  std::vector<std::string> needed;
+  for (const auto& parameter : store.parameters()) needed.push_back(parameter.spec.name);
+  for (const auto& buffer : store.buffers()) needed.push_back(buffer.name);
+  for (const std::string& name : needed) {
+    if (!assigned.contains(name)) {
+      CISTRON_THROW(kBadInput, "{}: the tensor {} is missing", source.path.string(), name);
     }
   }
 }

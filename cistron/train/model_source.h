@@ -26,11 +26,12 @@ ModelSource FindModel(const std::filesystem::path& path);
 // The configuration alone, without the weights. `dtype`, optional: "float32" or "bfloat16".
 model::MixtralConfig ReadModelConfig(const ModelSource& source, std::string* dtype = nullptr);
 
-// Weights by canonical name, in canonical order; a checkpoint's masters where it has any.
+// Weights and then buffers by canonical name, in canonical order; a checkpoint's masters where it
+// has any.
 model::HuggingFaceModel ReadModel(const ModelSource& source);
 
-// Sets every parameter of the store from the source; masters receive the exact values. Throws
-// kBadInput naming the first missing, unexpected or misshapen tensor.
+// Sets every parameter and buffer of the store from the source; masters receive the exact values.
+// Throws kBadInput naming the first missing, unexpected or misshapen tensor.
 void LoadWeights(const ModelSource& source, nn::LocalParameterStore& store);
 
 // A model ready to evaluate.

@@ -202,6 +202,15 @@ class Trainer {
                       FormatCount(static_cast<double>(corpus_->train_bases())),
                       FormatCount(static_cast<double>(heldout)), config_.batch.global_tokens,
                       config_.train.steps, NumThreads()));
+    for (const auto& [name, coefficient] :
+         {std::pair{"load-balancing loss of each layer", m.moe_aux_loss_coeff},
+          {"router z-loss of each layer", m.moe_z_loss_coeff}}) {
+      if (coefficient == 0) continue;
+      Print(
+          fmt::format("auxiliary loss: {} times the {} is part of the training loss; metrics "
+                      "show it apart",
+                      coefficient, name));
+    }
     if (m.output_router_logits && m.router_aux_loss_coef > 0) {
       Print(
           fmt::format("auxiliary loss: {} times the load-balancing loss is part of the training "
@@ -272,7 +281,7 @@ class Trainer {
     const StepResult result = [&] {
       const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/true));
       return TrainStep(ctx_, model_, optimizer_, Split(fetched.batch, config_.RowsPerMicroBatch()),
-                       fetched.batch.totals, m.lr);
+                       fetched.batch.totals, m.lr, config_.seed);
     }();
     scaling_.EndStep(ctx_);
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -280,6 +289,8 @@ class Trainer {
     m.tokens_seen = m.step * config_.batch.global_tokens;
     m.loss = result.loss;
     m.aux_loss = result.aux_loss;
+    m.layer_aux_loss = result.layer_aux_loss;
+    m.z_loss = result.z_loss;
     m.grad_norm = result.grad_norm;
     m.step_ms = seconds * 1e3;
     m.tokens_per_s = tokens / seconds;
@@ -344,8 +355,16 @@ class Trainer {
     CheckFiniteWeights(model_.store, outcome.steps);
     RunSummary summary;
     summary.heldout = final_heldout_;
-    model::SaveHuggingFace(paths.final_model(), model_.model.config(), ExportWeights(model_.store),
-                           {.dtype = ModelDType(config_.precision), .overwrite = true});
+    if (const auto lacking = model::OptionsThatMixtralLacks(config_.model); lacking.empty()) {
+      model::SaveHuggingFace(paths.final_model(), model_.model.config(),
+                             ExportWeights(model_.store),
+                             {.dtype = ModelDType(config_.precision), .overwrite = true});
+    } else {
+      Print(
+          fmt::format("no Hugging Face directory is written, since Mixtral has no {}; the last "
+                      "checkpoint is the model",
+                      fmt::join(lacking, ", no ")));
+    }
     summary.steps = outcome.steps;
     summary.tokens = outcome.steps * config_.batch.global_tokens;
     summary.parameters = model::ParameterCount(config_.model);

@@ -54,6 +54,8 @@ void ExpectSameMetrics(const std::vector<StepMetrics>& got,
     EXPECT_EQ(got[i].step, expected[i].step);
     EXPECT_EQ(got[i].loss, expected[i].loss);
     EXPECT_EQ(got[i].aux_loss, expected[i].aux_loss);
+    EXPECT_EQ(got[i].layer_aux_loss, expected[i].layer_aux_loss);
+    EXPECT_EQ(got[i].z_loss, expected[i].z_loss);
     EXPECT_EQ(got[i].grad_norm, expected[i].grad_norm);
     EXPECT_EQ(got[i].lr, expected[i].lr);
     EXPECT_EQ(got[i].expert_load, expected[i].expert_load);
@@ -270,6 +272,89 @@ TEST(AuxiliaryLoss, AuxLossAbsent) {
   EXPECT_NE(with[0].grad_norm, without[0].grad_norm);
 }
 
+// Sigmoid scores with groups, a bias that moves, jitter, a shared expert and both own losses.
+const std::vector<std::string> kRouterOptions = {"model.num_local_experts=8",
+                                                 "model.scoring_func=sigmoid",
+                                                 "model.n_group=4",
+                                                 "model.topk_group=2",
+                                                 "model.routed_scaling_factor=1.5",
+                                                 "model.moe_router_enable_expert_bias=true",
+                                                 "model.moe_router_bias_update_rate=0.01",
+                                                 "model.router_jitter_noise=0.1",
+                                                 "model.moe_aux_loss_coeff=0.01",
+                                                 "model.moe_z_loss_coeff=0.001",
+                                                 "model.n_shared_experts=1",
+                                                 "aux_scope=sequence"};
+
+// The bias is state and the jitter a function of seed, step and place: a run that stops and goes on
+// is the run that did not, bit for bit.
+TEST(RouterOptions, ResumeIsBitwise) {
+  TinyRun tiny("router-resume");
+  ASSERT_TRUE(tiny.Train("whole", kRouterOptions).finished);
+  EXPECT_THAT(tiny.printed(), AllOf(HasSubstr("0.001 times the router z-loss"),
+                                    HasSubstr("Mixtral has no scoring_func = sigmoid"),
+                                    HasSubstr("n_shared_experts = 1")));
+  const RunPaths paths{tiny.path("whole")};
+  EXPECT_FALSE(fs::exists(paths.final_model()));
+  const auto expected = tiny.Metrics("whole");
+  ASSERT_EQ(expected.size(), 10u);
+  for (const int stop : {1, 5, 9}) {
+    const std::string run = fmt::format("stopped{}", stop);
+    EXPECT_FALSE(tiny.Train(run, kRouterOptions, stop).finished);
+    ASSERT_TRUE(tiny.Train(run, kRouterOptions).finished);
+    ExpectSameMetrics(tiny.Metrics(run), expected);
+    ExpectSameCheckpoint(tiny.Newest(run), tiny.Newest("whole"));
+  }
+  const std::string bias = "buffer/model.layers.1.mlp.gate.e_score_correction_bias";
+  const Tensor moved = tiny.Newest("whole").Read(bias);
+  double largest = 0;
+  for (const float b : moved.span<float>()) largest = std::max(largest, std::abs(double{b}));
+  EXPECT_GT(largest, 0);
+  EXPECT_LE(largest, 10 * 0.01 * 1.000001);
+  // Its checkpoint is the model that eval and init.from read, bias included.
+  const model::HuggingFaceModel m = ReadModel(FindModel(tiny.path("whole")));
+  EXPECT_EQ(m.tensors.back().name, "model.layers.1.mlp.gate.e_score_correction_bias");
+  tiny.Train("warm", {"init.from=" + tiny.path("whole").string(), "optim.lr=0", "train.steps=1",
+                      "model.num_local_experts=8", "model.moe_router_bias_update_rate=0"});
+  const auto same = check::CompareBitwise("bias", tiny.Newest("warm").Read(bias), moved);
+  EXPECT_TRUE(same) << same.message;
+}
+
+TEST(RouterOptions, AccumulationEqualsOneBatchWithSequenceScope) {
+  AccumulationEqualsOneBatch(kRouterOptions);
+}
+
+TEST(RouterOptions, MetricsShowWhatIsTrained) {
+  TinyRun tiny("router-metrics");
+  tiny.Train("with", kRouterOptions, 2);
+  tiny.Train("without", {}, 2);
+  for (const StepMetrics& m : tiny.Metrics("with")) {
+    ASSERT_EQ(m.layer_aux_loss.size(), 2u);
+    ASSERT_EQ(m.z_loss.size(), 2u);
+    for (const double aux : m.layer_aux_loss) EXPECT_NEAR(aux, 1, 0.5);
+    for (const double z : m.z_loss) EXPECT_GT(z, 0);
+  }
+  for (const StepMetrics& m : tiny.Metrics("without")) {
+    EXPECT_TRUE(m.layer_aux_loss.empty() && m.z_loss.empty());
+  }
+}
+
+// TRAPS nan-logits: the error says which layer's router, and how many tokens.
+TEST(RouterOptions, NanLogitsAreNamed) {
+  TinyRun tiny("router-nan");
+  const TrainOutcome first = tiny.Train("first");
+  model::HuggingFaceModel m = model::LoadHuggingFace(first.paths.final_model());
+  for (const io::NamedTensor& t : m.tensors) {
+    if (t.name != "model.layers.1.mlp.gate.weight") continue;
+    for (float& w : t.tensor.span<float>()) w = w > 0 ? 3e38f : -3e38f;  // products overflow
+  }
+  model::SaveHuggingFace(tiny.path("poisoned"), m.config, m.tensors, {});
+  const std::string message =
+      ErrorOf([&] { tiny.Train("second", {"init.from=" + tiny.path("poisoned").string()}); },
+              ErrorCode::kNumericalFailure);
+  EXPECT_THAT(message, AllOf(HasSubstr("the router logits of layer 1 ("), HasSubstr(" tokens)")));
+}
+
 TEST(WarmStart, FromHuggingFaceDirectoryAndFromCheckpointAreTheSame) {
   TinyRun tiny("warm");
   const TrainOutcome first = tiny.Train("first");
@@ -413,6 +498,10 @@ TEST(BadInput, NothingIsWrittenBeforeEverythingIsChecked) {
       {"data.train_fraction=0.99999"},
       {"data.seq_len=128"},  // max_position_embeddings is 64
       {"model.num_local_experts=513"},
+      {"model.n_group=2"},
+      {"model.moe_router_pre_softmax=true"},
+      {"model.moe_router_enable_expert_bias=true"},
+      {"model.router_jitter_noise=1"},
       {"model.num_experts_per_tok=33", "model.num_local_experts=64"},
       {"threads=100000"},
       {"data.cache_dir=/tmp/caf\xe9"},

@@ -50,6 +50,9 @@ fs::path SaveTrainingState(const fs::path& root, const model::LocalMixtral& m,
                            const RunConfig& config) {
   std::vector<io::CheckpointBox> boxes;
   for (const auto& [name, tensor] : optimizer.State()) boxes.push_back(WholeTensor(name, tensor));
+  for (const auto& buffer : m.store.buffers()) {
+    boxes.push_back(WholeTensor(BufferKey(buffer.name), buffer.value));
+  }
   for (const auto& [name, tensor] : scaling.Tensors()) {
     boxes.push_back(WholeTensor(kScalingPrefix + name, tensor));
   }
@@ -80,7 +83,12 @@ DataPosition RestoreTrainingState(const fs::path& path, model::LocalMixtral& m,
   }
   std::set<std::string> unread;
   for (const std::string& name : reader.names()) unread.insert(name);
-  for (const auto& [name, tensor] : optimizer.State()) {
+  std::vector<std::pair<std::string, Tensor>> wanted;
+  for (const auto& [name, tensor] : optimizer.State()) wanted.emplace_back(name, tensor);
+  for (const auto& buffer : m.store.buffers()) {
+    wanted.emplace_back(BufferKey(buffer.name), buffer.value);
+  }
+  for (const auto& [name, tensor] : wanted) {
     const auto info = reader.Find(name);
     if (!info) {
       CISTRON_THROW(kBadInput, "{}: the checkpoint is of another model: it lacks {}", path.string(),
@@ -121,6 +129,10 @@ DataPosition RestoreTrainingState(const fs::path& path, model::LocalMixtral& m,
   }
 }
 
+std::string BufferKey(const std::string& name) {
+  return "buffer/" + name;
+}
+
 model::MixtralConfig CheckpointModelConfig(const io::CheckpointReader& reader, const fs::path& path,
                                            std::string* dtype) {
   const json state = ParseState(reader, path);
@@ -133,8 +145,12 @@ model::MixtralConfig CheckpointModelConfig(const io::CheckpointReader& reader, c
 
 fs::path SaveWeights(const fs::path& root, const model::HuggingFaceModel& m) {
   std::vector<io::CheckpointBox> boxes;
-  for (const io::NamedTensor& t : m.tensors)
-    boxes.push_back(WholeTensor("weight/" + t.name, t.tensor));
+  std::set<std::string> buffers;
+  for (const auto& [name, shape] : model::MixtralBuffers(m.config)) buffers.insert(name);
+  for (const io::NamedTensor& t : m.tensors) {
+    const bool buffer = buffers.contains(t.name);
+    boxes.push_back(WholeTensor(buffer ? BufferKey(t.name) : "weight/" + t.name, t.tensor));
+  }
   json state;
   state["format"] = kFormat;
   state["step"] = 0;

@@ -1,6 +1,6 @@
-// Everything that a run must remember, in one checkpoint: weights, masters, moments, state of
-// delayed scaling, the number of updates, the data position, and the configuration that gives them
-// meaning.
+// Everything that a run must remember, in one checkpoint: weights, masters, moments, biases of
+// routers, state of delayed scaling, the number of updates, the data position, and the
+// configuration that gives them meaning.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,9 @@ std::filesystem::path SaveTrainingState(const std::filesystem::path& root,
 // Throws kBadInput when the checkpoint is of another model or lacks a tensor.
 DataPosition RestoreTrainingState(const std::filesystem::path& checkpoint, model::LocalMixtral& m,
                                   optim::AdamWOptimizer& optimizer, quant::ScalingStates& scaling);
+
+// The key of an nn::LocalParameterStore::Buffer in a checkpoint.
+std::string BufferKey(const std::string& name);
 
 // The model of a checkpoint. `dtype`, optional: its weights' type, "float32" or "bfloat16".
 model::MixtralConfig CheckpointModelConfig(const io::CheckpointReader& reader,

@@ -66,6 +66,11 @@ std::vector<std::vector<std::int64_t>> Rows(const Tensor& counts) {
   return rows;
 }
 
+std::vector<double> Values(const Tensor& t) {
+  const auto values = t.span<double>();
+  return {values.begin(), values.end()};
+}
+
 double InverseOrZero(double x) {
   return x > 0 ? 1.0 / x : 0.0;
 }
@@ -92,7 +97,7 @@ void CheckFiniteWeights(const nn::LocalParameterStore& store, std::int64_t step)
 
 StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
                      optim::AdamWOptimizer& optimizer, std::span<const data::Batch> micro_batches,
-                     const data::BatchTotals& totals, double lr) {
+                     const data::BatchTotals& totals, double lr, std::uint64_t seed) {
   const model::MixtralConfig& config = m.model.config();
   const model::LossScale scale{Tensor::Scalar(InverseOrZero(totals.weight_sum)),
                                Tensor::Scalar(InverseOrZero(static_cast<double>(totals.tokens)))};
@@ -104,15 +109,20 @@ StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
         optimizer.step() + 1);
   }
   model::LossSums sums = model::LossSums::Zeros(ctx, config);
+  const model::StepNoise noise{seed, ctx.Empty({}, DType::kI64)};
+  *noise.step.data<std::int64_t>() = optimizer.step() + 1;
   for (const data::Batch& batch : micro_batches) {
-    m.model.TrainMicroBatch(batch, scale, sums);
+    m.model.TrainMicroBatch(batch, scale, sums, noise);
   }
   StepResult result;
   result.loss = sums.weighted_nll.item() * InverseOrZero(totals.weight_sum);
   result.aux_loss = sums.aux_loss.item();
+  if (config.moe_aux_loss_coeff > 0) result.layer_aux_loss = Values(sums.layer_aux_loss);
+  if (config.moe_z_loss_coeff > 0) result.z_loss = Values(sums.z_loss);
   result.grad_norm = optimizer.ComputeGradNorm();
   if (!std::isfinite(result.loss) || !std::isfinite(result.aux_loss) ||
-      !std::isfinite(result.grad_norm)) {
+      !std::isfinite(result.grad_norm) || !AllFinite<double>(result.layer_aux_loss) ||
+      !AllFinite<double>(result.z_loss)) {
     const std::string place = FirstNonFinite(m.store, sums);
     m.store.ZeroGradients();
     CISTRON_THROW(kNumericalFailure,
@@ -122,6 +132,7 @@ StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
   }
   result.expert_counts = Rows(sums.expert_counts);
   optimizer.Update(lr);
+  m.model.UpdateExpertBias(sums);
   return result;
 }
 
