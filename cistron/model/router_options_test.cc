@@ -9,6 +9,7 @@
 #include "cistron/check/compare.h"
 #include "cistron/model/hugging_face.h"
 #include "cistron/model/tiny_mixtral.h"
+#include "cistron/ops/router/router.h"
 #include "cistron/testing/gradient_check.h"
 #include "cistron/testing/poison.h"
 
@@ -291,6 +292,60 @@ TEST(Jitter, IsOfTrainingAloneAndChangesWithTheStep) {
   const LossScale scale{Tensor::Scalar(1.0), Tensor::Scalar(1.0)};
   EXPECT_THAT([&] { noisy->model.TrainMicroBatch(batch, scale, sums); },
               ::testing::ThrowsMessage<Error>(HasSubstr("router_jitter_noise = 0.3")));
+}
+
+// The table of docs/router.md, through the op with the router that each config makes.
+TEST(RouterDocs, WorkedExample) {
+  const std::vector<double> l = {2, 1, 0, -1};
+  const Tensor logits = Tensor::FromSpan<double>({1, 4}, l);
+  struct Row {
+    ops::RouterConfig config;
+    std::vector<double> bias;
+    std::vector<std::int32_t> experts;
+    std::vector<double> probs;
+  };
+  constexpr auto kSigmoid = ops::ScoreFunction::kSigmoid;
+  const ops::RouterConfig base{.num_experts = 4, .top_k = 2};
+  const auto with = [&](auto&& change) {
+    ops::RouterConfig c = base;
+    change(c);
+    return c;
+  };
+  const ops::RouterConfig sigmoid = with([](auto& c) { c.score = kSigmoid; });
+  const Row rows[] = {
+      {base, {}, {0, 1}, {0.7311, 0.2689}},
+      {with([](auto& c) { c.score = ops::ScoreFunction::kSoftmaxBeforeTopK; }),
+       {},
+       {0, 1},
+       {0.6439, 0.2369}},
+      {sigmoid, {}, {0, 1}, {0.5464, 0.4536}},
+      {with([](auto& c) {
+         c.score = kSigmoid;
+         c.normalize = false;
+         c.routed_scaling = 2.5;
+       }),
+       {},
+       {0, 1},
+       {2.2020, 1.8276}},
+      {sigmoid, {0, -0.3, 0, 0}, {0, 2}, {0.6379, 0.3621}},
+      {with([](auto& c) {
+         c.score = kSigmoid;
+         c.num_groups = 2;
+       }),
+       {},
+       {0, 1},
+       {0.5464, 0.4536}},
+  };
+  for (const Row& row : rows) {
+    const ops::RouterOutputs out{.experts = Tensor::Empty({1, 2}, DType::kI32),
+                                 .probs = Tensor::Empty({1, 2}, DType::kF64)};
+    const Tensor bias = row.bias.empty() ? Tensor() : Tensor::FromSpan<double>({4}, row.bias);
+    ops::RouterForward(ops::Context(), row.config, logits, bias, {}, {}, out);
+    for (std::size_t k = 0; k < 2; ++k) {
+      EXPECT_EQ(out.experts.span<std::int32_t>()[k], row.experts[k]);
+      EXPECT_NEAR(out.probs.span<double>()[k], row.probs[k], 5e-5);
+    }
+  }
 }
 
 TEST(RouterOptions, ParametersOfTheStoreAreThoseOfTheNames) {
