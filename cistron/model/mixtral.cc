@@ -304,7 +304,11 @@ std::string Mixtral::ExplainExperts() const {
   };
   std::vector<Plan> plans;
   for (std::size_t i = 0; i < state_->layers.size(); ++i) {
-    std::string text = state_->layers[i].moe.experts().Explain(state_->ctx, state_->dtype);
+    const nn::MoeLayer& moe = state_->layers[i].moe;
+    std::string text = moe.experts().Explain(state_->ctx, state_->dtype);
+    if (moe.shared_expert() != nullptr) {
+      text += moe.shared_expert()->Explain(state_->ctx, state_->dtype);
+    }
     const std::string here = fmt::format("layers.{}.", i);
     for (std::size_t at = 0; (at = text.find(here, at)) != std::string::npos;) {
       text.replace(at, here.size(), "layers.*.");

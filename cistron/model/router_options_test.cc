@@ -370,6 +370,11 @@ TEST(RouterOptions, ParametersOfTheStoreAreThoseOfTheNames) {
   }
 }
 
+TEST(RouterOptions, ExplainShowsTheSharedExpert) {
+  const MixtralConfig c = Options().back().config;
+  EXPECT_THAT(Make(c, DType::kF32)->model.ExplainExperts(), HasSubstr("shared_experts."));
+}
+
 TEST(RouterOptions, ReadBackFromJson) {
   for (const Option& option : Options()) {
     SCOPED_TRACE(option.name);
