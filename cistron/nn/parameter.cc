@@ -4,6 +4,7 @@
 
 #include "cistron/base/philox.h"
 #include "cistron/base/threads.h"
+#include "cistron/quant/autocast.h"
 #include "cistron/quant/quantizer.h"
 
 namespace cistron::nn {
@@ -52,7 +53,9 @@ Tensor LocalParameterStore::Acquire(ParameterId id) {
 QuantizedTensor LocalParameterStore::AcquireQuantized(ParameterId id, const quant::Recipe& recipe) {
   Parameter& p = parameters_.at(static_cast<std::size_t>(id));
   Parameter::QuantizedWeight& q = p.quantized;
-  if (q.version != version_ || !(q.recipe == recipe)) {
+  const quant::Autocast* scope = quant::Autocast::Current();
+  const quant::ScalingStates* states = scope == nullptr ? nullptr : scope->options().states;
+  if (q.version != version_ || !(q.recipe == recipe) || q.states != states) {
     q.tensor = quant::QuantizeOperand(ctx_, recipe,
                                       {.role = quant::TensorRole::kWeight,
                                        .name = p.spec.name,
@@ -60,6 +63,7 @@ QuantizedTensor LocalParameterStore::AcquireQuantized(ParameterId id, const quan
                                        .row_parts = p.spec.row_parts});
     q.recipe = recipe;
     q.version = version_;
+    q.states = states;
   }
   return q.tensor;
 }

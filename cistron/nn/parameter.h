@@ -9,6 +9,7 @@
 
 #include "cistron/ops/context.h"
 #include "cistron/quant/recipe.h"
+#include "cistron/quant/scaling_states.h"
 #include "cistron/tensor/quantized_tensor.h"
 #include "cistron/tensor/tensor.h"
 
@@ -100,6 +101,7 @@ class LocalParameterStore final : public ParameterStore {
       quant::Recipe recipe;
       QuantizedTensor tensor;
       std::uint64_t version = 0;
+      const quant::ScalingStates* states = nullptr;  // that gave the scale and took the amax
     };
     QuantizedWeight quantized{};
   };
