@@ -94,7 +94,8 @@ TEST(Resume, EqualsAnUninterruptedRunAtEveryStepBf16) {
 TEST(Resume, EqualsAnUninterruptedRunAtEveryStepMxfp8) {
   ResumeAtEveryStep("mxfp8");
 }
-// TRAPS fp8-resume: scales and amax histories are state: the run would go on from scales of 1 without them.
+// TRAPS fp8-resume: scales and amax histories are state: the run would go on from scales of 1
+// without them.
 TEST(Resume, EqualsAnUninterruptedRunAtEveryStepFp8Delayed) {
   ResumeAtEveryStep("fp8_delayed");
 }
@@ -318,6 +319,24 @@ TEST(RouterOptions, ResumeIsBitwise) {
                       "model.num_local_experts=8", "model.moe_router_bias_update_rate=0"});
   const auto same = check::CompareBitwise("bias", tiny.Newest("warm").Read(bias), moved);
   EXPECT_TRUE(same) << same.message;
+}
+
+// The shared expert quantises as the experts do; delayed scaling keeps a state of it.
+TEST(RouterOptions, TrainInEveryRecipe) {
+  TinyRun tiny("router-recipes");
+  for (const char* precision : {"bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8"}) {
+    SCOPED_TRACE(precision);
+    auto keys = kRouterOptions;
+    keys.push_back(fmt::format("precision={}", precision));
+    ASSERT_TRUE(tiny.Train(precision, keys).finished);
+    const auto whole = tiny.Metrics(precision);
+    EXPECT_LT(whole.back().loss, whole.front().loss);
+    const std::string stopped = std::string(precision) + "-stopped";
+    tiny.Train(stopped, keys, 4);
+    tiny.Train(stopped, keys);
+    ExpectSameMetrics(tiny.Metrics(stopped), whole);
+    ExpectSameCheckpoint(tiny.Newest(stopped), tiny.Newest(precision));
+  }
 }
 
 TEST(RouterOptions, AccumulationEqualsOneBatchWithSequenceScope) {
