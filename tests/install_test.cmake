@@ -26,5 +26,6 @@ run(${CMAKE_COMMAND} -G Ninja -S ${WORK}/examples -B ${WORK}/build -DCMAKE_PREFI
     -DCMAKE_CXX_COMPILER=${CXX})
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 run(${WORK}/build/grouped_swiglu)
+run(${WORK}/build/grouped_mlp_mxfp8)
 run(${WORK}/build/train_tiny)
 run(${WORK}/prefix/bin/cistron --version)

@@ -44,6 +44,11 @@ class BasicOp {
   // This op among others of its kind, for messages: the name of its parameter where it has one.
   virtual const std::string& name() const = 0;
 
+  // Equal parts of x's columns that mean different things, 2 where it is [gate | up]. Sequential
+  // tells the op before, which quantises them apart.
+  virtual std::int64_t input_parts() const { return 1; }
+  virtual void SetOutputParts(std::int64_t /*parts*/) {}
+
   // x [M, …] → y [M, …]. `saved` null: nothing is kept, there will be no backward.
   virtual Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
                          Saved* saved) const = 0;

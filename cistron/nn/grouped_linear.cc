@@ -5,13 +5,21 @@
 
 namespace cistron::nn {
 
+namespace {
+
+void CheckParts(const GroupedLinearOptions& options, std::int64_t parts) {
+  CISTRON_CHECK(parts >= 1 && options.out_features % parts == 0,
+                "{}: out_parts = {} does not divide out_features = {}", options.name, parts,
+                options.out_features);
+}
+
+}  // namespace
+
 GroupedLinear::GroupedLinear(const GroupedLinearOptions& options) : options_(options) {
   CISTRON_CHECK(options.num_groups >= 1 && options.in_features >= 1 && options.out_features >= 1,
                 "{}: num_groups = {}, in_features = {} and out_features = {} must be at least 1",
                 options.name, options.num_groups, options.in_features, options.out_features);
-  CISTRON_CHECK(options.out_parts >= 1 && options.out_features % options.out_parts == 0,
-                "{}: out_parts = {} does not divide out_features = {}", options.name,
-                options.out_parts, options.out_features);
+  CheckParts(options, options.out_parts == 0 ? 1 : options.out_parts);
   CISTRON_CHECK(options.bias || !options.scaled_bias, "{}: scaled_bias without a bias",
                 options.name);
   store_ = options.store;
@@ -20,18 +28,19 @@ GroupedLinear::GroupedLinear(const GroupedLinearOptions& options) : options_(opt
     store_ = own_store_.get();
   }
   const std::int64_t out = options.out_features, in = options.in_features;
+  const std::int64_t parts = options.out_parts == 0 ? 1 : options.out_parts;
   if (options.per_expert_weights) {
     for (std::int64_t e = 0; e < options.num_groups; ++e) {
       products_.emplace_back(*store_,
                              store_->Register({.name = fmt::format("{}{}", options.name, e),
                                                .shape = {out, in},
-                                               .row_parts = options.out_parts}));
+                                               .row_parts = parts}));
     }
   } else {
     products_.emplace_back(*store_, store_->Register({.name = options.name,
                                                       .shape = {options.num_groups, out, in},
                                                       .is_expert = options.is_expert,
-                                                      .row_parts = options.out_parts}));
+                                                      .row_parts = parts}));
   }
   if (options.bias) {
     bias_ = store_->Register({.name = options.bias_name,
@@ -42,6 +51,12 @@ GroupedLinear::GroupedLinear(const GroupedLinearOptions& options) : options_(opt
   }
   delayed_ = std::make_unique<std::vector<Delayed>>();
   if (own_store_) own_store_->Initialize(options.seed, options.init_std);
+}
+
+void GroupedLinear::SetOutputParts(std::int64_t parts) {
+  if (options_.out_parts != 0) return;
+  CheckParts(options_, parts);
+  for (const WeightProducts& products : products_) products.SetRowParts(parts);
 }
 
 void GroupedLinear::CheckInput(const Tensor& x, const ExtraInputs& extra) const {

@@ -23,8 +23,9 @@ struct GroupedLinearOptions {
   std::int64_t out_features = 0;  // N
   bool bias = false;              // [E, N]
   bool scaled_bias = false;       // the bias is multiplied by bias_scale, one factor a row
-  // Equal parts of the output that quantisation blocks apart: 2 where it is [gate | up].
-  std::int64_t out_parts = 1;
+  // Equal parts of the output that quantisation blocks apart: 2 where it is [gate | up]. 0: what
+  // the next op of a Sequential says (SetOutputParts), 1 without one.
+  std::int64_t out_parts = 0;
   bool is_expert = true;  // groups are experts, which expert parallelism divides
   // Weight gradients wait for ComputeWeightGradients, so that what depends on dx can go first.
   bool delay_weight_gradients = false;
@@ -55,6 +56,9 @@ class GroupedLinear final : public BasicOp {
   const GroupedLinearOptions& options() const { return options_; }
   // Of the one weight tensor; not for per_expert_weights.
   const WeightProducts& products() const { return products_.front(); }
+  std::int64_t out_parts() const { return products_.front().spec().row_parts; }
+  // Before the first pass; without effect where the options chose.
+  void SetOutputParts(std::int64_t parts) override;
 
   // x [M, K] → [M, N]; needs split_sizes, and bias_scale where scaled_bias is set.
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,

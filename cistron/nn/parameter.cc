@@ -68,6 +68,13 @@ QuantizedTensor LocalParameterStore::AcquireQuantized(ParameterId id, const quan
   return q.tensor;
 }
 
+void LocalParameterStore::SetRowParts(ParameterId id, std::int64_t parts) {
+  ParameterSpec& spec = parameters_.at(static_cast<std::size_t>(id)).spec;
+  if (spec.row_parts == parts) return;
+  spec.row_parts = parts;
+  MarkChanged();
+}
+
 ops::Output LocalParameterStore::GradientOutput(ParameterId id) {
   Parameter& p = parameters_.at(static_cast<std::size_t>(id));
   if (!p.grad) p.grad = ctx_.Empty(p.spec.shape, ComputeType(dtype_));

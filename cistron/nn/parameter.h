@@ -64,6 +64,8 @@ class ParameterStore {
   virtual std::uint64_t version() const = 0;
 
   virtual const ParameterSpec& spec(ParameterId id) const = 0;
+  // Replaces ParameterSpec::row_parts, before the first pass.
+  virtual void SetRowParts(ParameterId id, std::int64_t parts) = 0;
 
   // Where a gradient goes: Write for the first of a step, Accumulate afterwards. The dtype is the
   // compute type. The gradient counts as contributed when the call that uses it returns.
@@ -123,6 +125,7 @@ class LocalParameterStore final : public ParameterStore {
   const ParameterSpec& spec(ParameterId id) const override {
     return parameters_.at(static_cast<std::size_t>(id)).spec;
   }
+  void SetRowParts(ParameterId id, std::int64_t parts) override;
   ops::Output GradientOutput(ParameterId id) override;
 
   // Whoever writes masters or values must say so: quantised copies are made anew.

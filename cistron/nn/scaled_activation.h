@@ -23,6 +23,9 @@ class ScaledActivation final : public BasicOp {
     return kInputs;
   }
   const std::string& name() const override { return name_; }
+  std::int64_t input_parts() const override {
+    return ops::IsGated(config_.kind) && config_.glu_interleave_size == 0 ? 2 : 1;
+  }
   const ops::ActivationConfig& config() const { return config_; }
 
   // x [M, 2F] (srelu: [M, F]) → [M, F].

@@ -17,6 +17,7 @@ class ScaledSwiGLU final : public BasicOp {
     return kInputs;
   }
   const std::string& name() const override { return name_; }
+  std::int64_t input_parts() const override { return 2; }
 
   // x [M, 2F] → [M, F]; takes scale and, for rows that belong to groups, split_sizes.
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,

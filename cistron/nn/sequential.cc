@@ -1,5 +1,7 @@
 #include "cistron/nn/sequential.h"
 
+#include <set>
+
 #include "cistron/quant/autocast.h"
 
 namespace cistron::nn {
@@ -10,10 +12,26 @@ struct PlanRecord {
   std::shared_ptr<const fuse::Plan> plan;
 };
 
+// Delayed scaling keeps its state by the name of the op: two may not share one.
+void CheckScalingStates(const std::vector<const BasicOp*>& ops,
+                        const std::vector<quant::Recipe>& recipes) {
+  std::set<std::string_view> names;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (!std::holds_alternative<quant::DelayedScaling>(recipes[i])) continue;
+    const std::string_view kind = ops[i]->kind();
+    if (!kind.ends_with("Linear") && kind != "Quantize") continue;
+    CISTRON_CHECK(names.insert(ops[i]->name()).second,
+                  "Sequential: two ops are named {}, and delayed scaling keeps its state by "
+                  "name; name them apart",
+                  ops[i]->name());
+  }
+}
+
 }  // namespace
 
 void Sequential::Append(std::unique_ptr<BasicOp> op) {
   CISTRON_CHECK(op != nullptr, "Sequential: op {} is null", ops_.size());
+  if (!ops_.empty()) ops_.back()->SetOutputParts(op->input_parts());
   view_.push_back(op.get());
   ops_.push_back(std::move(op));
   plan_.reset();
@@ -32,6 +50,7 @@ std::shared_ptr<const fuse::Plan> Sequential::PlanFor(const ops::Context& ctx, D
   key.fuse = fuse_;
   for (const BasicOp* op : view_) key.recipes.push_back(quant::RecipeFor(op->name()));
   if (!plan_ || !(plan_->key == key)) {
+    CheckScalingStates(view_, key.recipes);
     plan_ = std::make_shared<fuse::Plan>(fuse::MakePlan(view_, key));
   }
   for (const fuse::Refusal& r : plan_->refusals) {

@@ -1,16 +1,18 @@
 // Sequential: basic ops one after another, run by the plan that the fuser makes of them.
 //
-//   auto experts = nn::Sequential(
-//       nn::GroupedLinear({.num_groups = E, .in_features = H, .out_features = 2 * F, .out_parts =
-//       2}), nn::ScaledSwiGLU(), nn::GroupedLinear({.num_groups = E, .in_features = F,
-//       .out_features = H}));
+//   nn::Sequential experts{
+//       nn::GroupedLinear({.num_groups = E, .in_features = H, .out_features = 2 * F}),
+//       nn::ScaledSwiGLU(),
+//       nn::GroupedLinear({.num_groups = E, .in_features = F, .out_features = H})};
 //   quant::Autocast autocast(quant::MXFP8BlockScaling{});
 //   nn::Saved saved;
 //   Tensor y = experts.Forward(ctx, x, {.split_sizes = counts, .scale = probs}, &saved);
 //   Tensor dx = experts.Backward(ctx, dy, {.scale = ops::Write(dprobs)}, saved);
 //
-// Ops that share a store register their parameters where they are built, and C++ does not say in
-// which order arguments are: Append them one after another where that order matters.
+// Ops that share a store register their parameters where they are built. Braces build arguments
+// from left to right; parentheses leave the order to the compiler.
+// An op is told what the next one takes its columns for (BasicOp::input_parts): gate and up are
+// quantised apart without being asked.
 // With Context::WithStrict a pattern whose window is there but does not fire is an error.
 #pragma once
 

@@ -48,7 +48,6 @@ struct Experts {
     first.in_features = second.out_features = kHidden;
     first.out_features = 2 * kFfn;
     if (second.in_features == 0) second.in_features = kFfn;
-    first.out_parts = 2;
     first.name = "gate_up";
     first.bias_name = "gate_up_bias";
     second.name = "down";
@@ -368,6 +367,30 @@ TEST(Fuser, PlanChangesWithRecipeAndExpandsToTheOps) {
   EXPECT_NO_THROW(fuse::CheckExpands(plan, 3));
   plan.backward.pop_back();
   EXPECT_THROW(fuse::CheckExpands(plan, 3), Error);
+}
+
+TEST(Sequential, GateAndUpAreQuantisedApartWithoutBeingAsked) {
+  Experts e(2), one_part(2, DType::kF32, {.out_parts = 1});
+  EXPECT_EQ(e.store.parameters()[0].spec.row_parts, 2);
+  EXPECT_EQ(e.store.parameters()[1].spec.row_parts, 1);
+  EXPECT_EQ(one_part.store.parameters()[0].spec.row_parts, 1);
+  const quant::Autocast scope(quant::MXFP8BlockScaling{});
+  EXPECT_THAT(one_part.layers.Explain(ops::Context(), DType::kF32),
+              HasSubstr("gate_up: its gate and up rows are quantised as one part"));
+  // A width that two parts do not divide is refused where the ops meet.
+  Sequential odd{GroupedLinear({.num_groups = 1, .in_features = 4, .out_features = 7})};
+  EXPECT_THAT([&] { odd.Append(std::make_unique<ScaledSwiGLU>()); },
+              ThrowsMessage<Error>(HasSubstr("out_parts = 2 does not divide out_features = 7")));
+}
+
+TEST(Sequential, LayersOfOneNameDoNotShareDelayedScales) {
+  const Sequential layers{GroupedLinear({.num_groups = 1, .in_features = 8, .out_features = 16}),
+                          ScaledSwiGLU(),
+                          GroupedLinear({.num_groups = 1, .in_features = 8, .out_features = 8})};
+  quant::ScalingStates states;
+  const quant::Autocast scope(quant::DelayedScaling{}, {.states = &states});
+  EXPECT_THAT([&] { layers.Explain(ops::Context(), DType::kF32); },
+              ThrowsMessage<Error>(HasSubstr("two ops are named grouped_linear.weight")));
 }
 
 // TRAPS silent-fallback.

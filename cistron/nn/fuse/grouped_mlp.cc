@@ -41,9 +41,9 @@ Verdict Matches(Window window, std::span<const quant::Recipe> recipes, const Pla
                     quant::Name(recipes[0])),
         "let the patterns of high-precision layers name both or neither");
   }
-  if (quant::Quantizes(recipes[0]) && fc1.options().out_parts != 2) {
+  if (quant::Quantizes(recipes[0]) && fc1.out_parts() != 2) {
     return Verdict::Refuses(fc1.name(), "its gate and up rows are quantised as one part",
-                            "build it with out_parts = 2");
+                            "leave out_parts to Sequential, or set it to 2");
   }
   if (key.device.type != DeviceType::kCpu) {
     return Verdict::Refuses(fc1.name(), "there is no kernel for this device", "device=cpu");
