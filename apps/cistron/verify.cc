@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 
 #include "apps/cistron/commands.h"
-#include "apps/cistron/precision.h"
 #include "cistron/base/threads.h"
+#include "cistron/train/precision.h"
 #include "cistron/train/verify.h"
 
 namespace cistron::app {
@@ -23,26 +23,35 @@ class VerifyCommand final : public Command {
            "Examples:\n"
            "  cistron verify tests/golden/mixtral_tiny\n"
            "  cistron verify tests/golden/mixtral_gqa8 --precision bf16\n"
+           "  cistron verify tests/golden/mixtral_tiny --precision mxfp8\n"
            "  cistron verify tests/golden/numerics.safetensors";
   }
   void Declare(Options& options) override {
     options.Positional("PATH", path_, "folder or file with golden values");
     options.Choice("--device", device_, {"cpu"}, "where to compute");
-    options.Choice("--precision", precision_, {"fp64", "fp32", "bf16"}, "number format");
+    options.Choice("--precision", precision_,
+                   {"fp64", "fp32", "bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8"},
+                   "number format, or a recipe over bf16");
     options.Option("--threads", threads_, "0: all that the machine grants");
   }
 
   int Run() override {
     if (threads_ > 0) SetNumThreads(static_cast<int>(threads_));
     const bool numerics = std::filesystem::is_regular_file(path_);
-    const train::VerifyReport report =
-        numerics ? train::VerifyNumerics(ops::Context(), path_)
-                 : train::VerifyModel(ops::Context(), path_, ParsePrecision(precision_));
+    const train::VerifyReport report = numerics
+                                           ? train::VerifyNumerics(ops::Context(), path_)
+                                           : train::VerifyModel(ops::Context(), path_, Precision());
     fmt::print("{}", train::FormatVerifyReport(report));
     return report.ok() ? kOk : kCheckFailed;
   }
 
  private:
+  train::VerifyPrecision Precision() const {
+    if (precision_ == "fp64") return {DType::kF64};
+    const train::Precision precision = train::ParsePrecision(precision_);
+    return {train::ModelDType(precision), train::MakeRecipe(precision, {})};
+  }
+
   std::string path_, device_ = "cpu", precision_ = "fp32";
   std::int64_t threads_ = 0;
 };

@@ -55,15 +55,18 @@ data::Batch GoldenFolder::MakeBatch(std::int64_t step) const {
   return b;
 }
 
-GoldenReplay::GoldenReplay(const ops::Context& ctx, const GoldenFolder& folder, DType precision)
+GoldenReplay::GoldenReplay(const ops::Context& ctx, const GoldenFolder& folder,
+                           const VerifyPrecision& precision)
     : ctx_(ctx),
       folder_(folder),
-      local_(ctx, folder.hf.config, precision),
+      recipe_(precision.recipe),
+      local_(ctx, folder.hf.config, precision.dtype),
       optimizer_(ctx, local_.store, folder.optimizer) {
   for (const io::NamedTensor& t : folder.hf.tensors) local_.store.Assign(t.name, t.tensor);
 }
 
 model::Mixtral::Logits GoldenReplay::ComputeLogits(std::int64_t step) {
+  const quant::Autocast autocast(recipe_, {.states = &scaling_, .record_amax = false});
   return local_.model.ComputeLogits(folder_.MakeBatch(step));
 }
 
@@ -74,6 +77,7 @@ GoldenReplay::Loss GoldenReplay::ForwardBackward(std::int64_t step) {
   for (const float w : batch.weights.span<float>()) weight_sum += w;
   const model::LossScale scale{Tensor::Scalar(1 / weight_sum),
                                Tensor::Scalar(1 / static_cast<double>(batch.num_tokens()))};
+  const quant::Autocast autocast(recipe_, {.states = &scaling_});
   model::LossSums sums = model::LossSums::Zeros(ctx_, config);
   local_.model.TrainMicroBatch(batch, scale, sums);
   const double aux = sums.aux_loss.item();

@@ -8,6 +8,8 @@
 #include "cistron/model/hugging_face.h"
 #include "cistron/model/local_mixtral.h"
 #include "cistron/optim/adamw_optimizer.h"
+#include "cistron/quant/autocast.h"
+#include "cistron/train/verify.h"
 
 namespace cistron::train {
 
@@ -29,8 +31,10 @@ struct GoldenFolder {
 class GoldenReplay {
  public:
   // The folder must outlive the replay.
-  GoldenReplay(const ops::Context& ctx, const GoldenFolder& folder, DType precision);
+  GoldenReplay(const ops::Context& ctx, const GoldenFolder& folder,
+               const VerifyPrecision& precision);
 
+  // As in evaluation: delayed scaling leaves no amax of activations.
   model::Mixtral::Logits ComputeLogits(std::int64_t step);
 
   struct Loss {
@@ -43,7 +47,10 @@ class GoldenReplay {
 
   // Norm of the gradients before clipping, then the update with them.
   double ComputeGradNorm() { return optimizer_.ComputeGradNorm(); }
-  void Update() { optimizer_.Update(folder_.lr); }
+  void Update() {
+    optimizer_.Update(folder_.lr);
+    scaling_.EndStep(ctx_);
+  }
 
   const std::vector<nn::LocalParameterStore::Parameter>& parameters() {
     return local_.store.parameters();
@@ -52,6 +59,8 @@ class GoldenReplay {
  private:
   ops::Context ctx_;
   const GoldenFolder& folder_;
+  quant::Recipe recipe_;
+  quant::ScalingStates scaling_;
   model::LocalMixtral local_;
   optim::AdamWOptimizer optimizer_;
 };

@@ -87,27 +87,35 @@ double GradientError(GoldenReplay& got, GoldenReplay& exact) {
 
 }  // namespace
 
-std::vector<StepErrors> MeasureReferenceErrors(const ops::Context& ctx, const GoldenFolder& folder,
-                                               DType precision) {
-  const ops::Context ref = ctx.WithImpl("ref");
-  GoldenReplay got(ref, folder, precision), exact(ref, folder, DType::kF64);
-  const model::MixtralConfig& config = folder.hf.config;
-  const double coefficient = config.output_router_logits ? config.router_aux_loss_coef : 0;
-  std::vector<StepErrors> errors;
-  for (std::int64_t step = 0; step < folder.steps(); ++step) {
-    const model::Mixtral::Logits a = got.ComputeLogits(step), b = exact.ComputeLogits(step);
-    StepErrors e;
-    e.aux_loss = AuxLossError(a, b);
-    e.loss = LossError(a.logits, b.logits, folder.MakeBatch(step)) + coefficient * e.aux_loss;
-    for (GoldenReplay* replay : {&got, &exact}) replay->ForwardBackward(step);
-    e.grad_norm = GradientError(got, exact);
-    errors.push_back(e);
-    for (GoldenReplay* replay : {&got, &exact}) {
-      replay->ComputeGradNorm();
-      replay->Update();
+std::int64_t CountRerouted(const Tensor& experts, const Tensor& others) {
+  std::int64_t count = 0;
+  for (std::int64_t t = 0; t < experts.dim(0); ++t) {
+    const std::vector<double> theirs = Row(others, t);
+    for (const double e : Row(experts, t)) {
+      count += std::find(theirs.begin(), theirs.end(), e) == theirs.end() ? 1 : 0;
     }
   }
-  return errors;
+  return count;
+}
+
+void ReferenceErrors::BeforePass(GoldenReplay& got, std::int64_t step) {
+  const model::MixtralConfig& config = folder_.hf.config;
+  const double coefficient = config.output_router_logits ? config.router_aux_loss_coef : 0;
+  const model::Mixtral::Logits a = got.ComputeLogits(step), b = exact_.ComputeLogits(step);
+  StepErrors& e = steps_.emplace_back();
+  e.experts = a.experts;
+  for (std::size_t layer = 0; layer < a.experts.size(); ++layer) {
+    e.rerouted += CountRerouted(a.experts[layer], b.experts[layer]);
+  }
+  e.aux_loss = AuxLossError(a, b);
+  e.loss = LossError(a.logits, b.logits, folder_.MakeBatch(step)) + coefficient * e.aux_loss;
+  exact_.ForwardBackward(step);
+}
+
+void ReferenceErrors::BeforeUpdate(GoldenReplay& got) {
+  steps_.back().grad_norm = GradientError(got, exact_);
+  exact_.ComputeGradNorm();
+  exact_.Update();
 }
 
 }  // namespace cistron::train

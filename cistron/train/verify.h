@@ -15,10 +15,12 @@
 // (top-1 routing without auxiliary loss), noise moves the gate by whole steps and with it the
 // routing: then the first step alone is compared, and a note says so.
 //
-// Bounds in bf16. Twice the error of the scalar reference at the same precision on the same folder,
-// measured in the same call: for tensors the worst error against the file; for single numbers
-// (losses, norms) what the reference's errors come to when they do not cancel (reference_errors.h),
-// plus the fp32 bound for the file's own rounding.
+// Bounds in bf16 and in recipes. Twice the error of the scalar reference at the same precision on
+// the same folder, measured in the same call: for tensors the worst error against the file; for
+// single numbers (losses, norms) what the reference's errors come to when they do not cancel
+// (reference_errors.h), plus the fp32 bound for the file's own rounding. A token whose expert the
+// precision changes errs by a whole expert; a note says how many there were, in the reference and
+// beyond it. docs/decisions/0010 derives all of it.
 #pragma once
 
 #include <filesystem>
@@ -27,8 +29,16 @@
 
 #include "cistron/base/dtype.h"
 #include "cistron/ops/context.h"
+#include "cistron/quant/recipe.h"
 
 namespace cistron::train {
+
+// The model's dtype (f64, f32 or bf16) and the recipe of its linear layers.
+struct VerifyPrecision {
+  DType dtype = DType::kF32;
+  quant::Recipe recipe = quant::BF16{};
+  bool is_low() const { return dtype == DType::kBF16 || quant::Quantizes(recipe); }
+};
 
 // The value of a quantity that comes nearest to its bound, or goes furthest beyond it.
 struct VerifyRow {
@@ -47,10 +57,9 @@ struct VerifyReport {
   bool ok() const;
 };
 
-// `precision`: f64, f32 or bf16. Throws when the folder or a file of it cannot be read, or lacks a
-// tensor.
+// Throws when the folder or a file of it cannot be read, or lacks a tensor.
 VerifyReport VerifyModel(const ops::Context& ctx, const std::filesystem::path& directory,
-                         DType precision);
+                         const VerifyPrecision& precision);
 
 // A file of golden numerics (tests/golden/README.md, "numerics"): formats, scales, products,
 // activation, router, permutation and schedule, of whatever shapes the file holds. Codes, scales,

@@ -33,21 +33,49 @@ std::vector<fs::path> GoldenFolders() {
 class Golden : public testing::TestWithParam<fs::path> {};
 
 TEST_P(Golden, Fp32) {
-  const VerifyReport report = VerifyModel(ops::Context(), GetParam(), DType::kF32);
+  const VerifyReport report = VerifyModel(ops::Context(), GetParam(), {DType::kF32});
   EXPECT_TRUE(report.ok()) << FormatVerifyReport(report);
 }
 TEST_P(Golden, Fp32Reference) {
-  const VerifyReport report = VerifyModel(ops::Context().WithImpl("ref"), GetParam(), DType::kF32);
+  const VerifyReport report =
+      VerifyModel(ops::Context().WithImpl("ref"), GetParam(), {DType::kF32});
   EXPECT_TRUE(report.ok()) << FormatVerifyReport(report);
 }
 TEST_P(Golden, Fp64) {
-  const VerifyReport report = VerifyModel(ops::Context(), GetParam(), DType::kF64);
+  const VerifyReport report = VerifyModel(ops::Context(), GetParam(), {DType::kF64});
   EXPECT_TRUE(report.ok()) << FormatVerifyReport(report);
 }
 TEST_P(Golden, Bf16) {
-  const VerifyReport report = VerifyModel(ops::Context(), GetParam(), DType::kBF16);
+  const VerifyReport report = VerifyModel(ops::Context(), GetParam(), {DType::kBF16});
   EXPECT_TRUE(report.ok()) << FormatVerifyReport(report);
 }
+
+// A recipe of every kind, over a bf16 model as the program trains it, and over fp32 activations.
+struct RecipeCase {
+  const char* name;
+  VerifyPrecision precision;
+};
+const RecipeCase kRecipes[] = {
+    {"Delayed", {DType::kBF16, quant::DelayedScaling{}}},
+    {"Current", {DType::kBF16, quant::Float8CurrentScaling{}}},
+    {"Block", {DType::kBF16, quant::Float8BlockScaling{}}},
+    {"Mxfp8", {DType::kBF16, quant::MXFP8BlockScaling{}}},
+    {"Mxfp8OverFp32", {DType::kF32, quant::MXFP8BlockScaling{}}},
+};
+class GoldenRecipe : public testing::TestWithParam<std::tuple<std::string, RecipeCase>> {};
+
+TEST_P(GoldenRecipe, TenStepsWithinTwiceTheErrorOfTheReference) {
+  const auto& [folder, recipe] = GetParam();
+  const VerifyReport report =
+      VerifyModel(ops::Context(), CISTRON_SOURCE_DIR "/tests/golden/" + folder, recipe.precision);
+  EXPECT_TRUE(report.ok()) << FormatVerifyReport(report);
+}
+INSTANTIATE_TEST_SUITE_P(Folders, GoldenRecipe,
+                         testing::Combine(testing::Values("mixtral_tiny"),
+                                          testing::ValuesIn(kRecipes)),
+                         [](const auto& test) {
+                           return std::get<0>(test.param) + std::get<1>(test.param).name;
+                         });
 
 INSTANTIATE_TEST_SUITE_P(Folders, Golden, testing::ValuesIn(GoldenFolders()),
                          [](const auto& test) { return test.param.filename().string(); });
@@ -80,7 +108,7 @@ class WrongGolden {
     Write(file, bytes);
   }
   ~WrongGolden() { fs::remove_all(directory_); }
-  VerifyReport Verify(DType precision = DType::kF32) const {
+  VerifyReport Verify(const VerifyPrecision& precision = {}) const {
     return VerifyModel(ops::Context(), directory_, precision);
   }
 
@@ -148,27 +176,32 @@ TEST(Verify, NoticesOneWrongWeight) {
 // The bounds of single numbers in bf16 do not depend on how the errors of the reference cancel, and
 // still tell a bf16 result from a wrong one.
 TEST(Verify, NoticesAWrongNumberInBf16) {
-  const VerifyReport loss = WrongGolden("loss", 0, 0.1f).Verify(DType::kBF16);
+  const VerifyReport loss = WrongGolden("loss", 0, 0.1f).Verify({DType::kBF16});
   EXPECT_FALSE(RowOk(loss, "loss"));
-  const VerifyReport aux = WrongGolden("aux_loss", 0, 0.1f).Verify(DType::kBF16);
+  const VerifyReport aux = WrongGolden("aux_loss", 0, 0.1f).Verify({DType::kBF16});
   EXPECT_FALSE(RowOk(aux, "aux_loss"));
-  const VerifyReport step = WrongGolden("train.loss", 4, 0.1f).Verify(DType::kBF16);
+  const VerifyReport step = WrongGolden("train.loss", 4, 0.1f).Verify({DType::kBF16});
   EXPECT_FALSE(RowOk(step, "train.loss"));
-  const VerifyReport norm = WrongGolden("train.grad_norm", 0, 0.2f).Verify(DType::kBF16);
+  const VerifyReport norm = WrongGolden("train.grad_norm", 0, 0.2f).Verify({DType::kBF16});
   EXPECT_FALSE(RowOk(norm, "train.grad_norm"));
+}
+
+TEST(Verify, NoticesAWrongNumberInARecipe) {
+  const VerifyPrecision mxfp8 = {DType::kBF16, quant::MXFP8BlockScaling{}};
+  EXPECT_FALSE(RowOk(WrongGolden("train.loss", 4, 0.3f).Verify(mxfp8), "train.loss"));
 }
 
 // Gradients of a gate that are zero in exact arithmetic, and noise in the file.
 TEST(Verify, SaysWhenNoiseRoutes) {
   const VerifyReport report =
-      VerifyModel(ops::Context(), CISTRON_SOURCE_DIR "/tests/golden/mixtral_noise", DType::kF32);
+      VerifyModel(ops::Context(), CISTRON_SOURCE_DIR "/tests/golden/mixtral_noise", {DType::kF32});
   EXPECT_TRUE(report.ok()) << FormatVerifyReport(report);
   EXPECT_NE(report.note.find("later steps are not compared"), std::string::npos) << report.note;
   for (const VerifyRow& row : report.rows) EXPECT_NE(row.quantity, "after");
 }
 
 TEST(Verify, RefusesAFolderWithoutGoldenValues) {
-  EXPECT_THROW(VerifyModel(ops::Context(), CISTRON_SOURCE_DIR "/data", DType::kF32), Error);
+  EXPECT_THROW(VerifyModel(ops::Context(), CISTRON_SOURCE_DIR "/data", {DType::kF32}), Error);
 }
 
 }  // namespace
