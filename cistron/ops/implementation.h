@@ -68,7 +68,8 @@ struct SupportRow {
   std::string impl;
   std::string dtype;  // or 8-bit format
   Support support;
-  std::string scaling = {};  // of 8-bit formats
+  std::string direction = {};  // "forward, backward", "dgrad", …
+  std::string scaling = {};    // of 8-bit formats
   std::string device = "cpu";
 };
 

@@ -28,6 +28,7 @@ namespace {
 constexpr std::int64_t kTokens = 4096, kHidden = 192, kFfn = 384, kVocab = 256;
 constexpr std::int64_t kExperts = 8, kTopK = 2, kHeads = 6, kHeadDim = 32;
 constexpr std::int64_t kRows = kTokens * kTopK;
+constexpr const char* kBoth = "forward, backward";
 constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kBF16};
 constexpr DType kFormats[] = {DType::kE4M3, DType::kE5M2};
 constexpr Scaling kScalings[] = {Scaling::kTensor, Scaling::kBlock1x128, Scaling::kBlock128x128,
@@ -35,26 +36,28 @@ constexpr Scaling kScalings[] = {Scaling::kTensor, Scaling::kBlock1x128, Scaling
 
 // Appends the answers of an op's implementations; make(dtype) is the problem.
 template <class Problem, class Run, class F>
-void Ask(std::string_view op, std::span<const Implementation<Problem, Run>> list, F&& make,
+void Ask(std::string_view op, std::string_view direction,
+         std::span<const Implementation<Problem, Run>> list, F&& make,
          std::vector<SupportRow>& rows) {
   for (const auto& implementation : list) {
     for (const DType dtype : kDTypes) {
       rows.push_back({std::string(op), std::string(implementation.name), std::string(Name(dtype)),
-                      implementation.supports(make(dtype))});
+                      implementation.supports(make(dtype)), std::string(direction)});
     }
   }
 }
 
 // The same for ops on 8-bit formats; make(scaling, format) is the problem.
 template <class Problem, class Run, class F>
-void AskFormats(std::string_view op, std::span<const Implementation<Problem, Run>> list, F&& make,
+void AskFormats(std::string_view op, std::string_view direction,
+                std::span<const Implementation<Problem, Run>> list, F&& make,
                 std::vector<SupportRow>& rows) {
   for (const auto& implementation : list) {
     for (const DType format : kFormats) {
       for (const Scaling scaling : kScalings) {
         rows.push_back({std::string(op), std::string(implementation.name),
                         std::string(Name(format)), implementation.supports(make(scaling, format)),
-                        std::string(Name(scaling))});
+                        std::string(direction), std::string(Name(scaling))});
       }
     }
   }
@@ -79,17 +82,22 @@ std::string Table(const std::string& head, std::size_t columns, std::span<const 
 
 std::vector<SupportRow> SupportMatrix() {
   std::vector<SupportRow> rows;
-  Ask(
-      "gemm", GemmImpls(),
-      [](DType t) {
-        return GemmProblem{t, t, Transpose::kNo, Transpose::kYes, kTokens, kHidden, kHidden};
-      },
-      rows);
-  for (const auto& [kind, name] : {std::pair{GroupedGemmKind::kForward, "grouped_gemm forward"},
-                                   {GroupedGemmKind::kDgrad, "grouped_gemm dgrad"},
-                                   {GroupedGemmKind::kWgrad, "grouped_gemm wgrad"}}) {
+  struct Transposes {
+    const char* direction;
+    Transpose a, b;
+  };
+  for (const Transposes& p : {Transposes{"forward", Transpose::kNo, Transpose::kYes},
+                              {"dgrad", Transpose::kNo, Transpose::kNo},
+                              {"wgrad", Transpose::kYes, Transpose::kNo}}) {
     Ask(
-        name, GroupedGemmImpls(),
+        "gemm", p.direction, GemmImpls(),
+        [&](DType t) { return GemmProblem{t, t, p.a, p.b, kTokens, kHidden, kHidden}; }, rows);
+  }
+  for (const auto& [kind, direction] : {std::pair{GroupedGemmKind::kForward, "forward"},
+                                        {GroupedGemmKind::kDgrad, "dgrad"},
+                                        {GroupedGemmKind::kWgrad, "wgrad"}}) {
+    Ask(
+        "grouped_gemm", direction, GroupedGemmImpls(),
         [&, &k = kind](DType t) {
           const DType out = k == GroupedGemmKind::kWgrad ? ComputeType(t) : t;
           return GroupedGemmProblem{k, t, out, kExperts, kRows, 2 * kFfn, kHidden};
@@ -97,45 +105,42 @@ std::vector<SupportRow> SupportMatrix() {
         rows);
   }
   Ask(
-      "grouped_mlp", GroupedMlpImpls(),
-      [](DType t) {
-        return GroupedMlpProblem{t, kExperts, kRows, kHidden, kFfn, kHidden};
-      },
-      rows);
+      "grouped_mlp", kBoth, GroupedMlpImpls(),
+      [](DType t) { return GroupedMlpProblem{t, kExperts, kRows, kHidden, kFfn, kHidden}; }, rows);
   Ask(
-      "grouped_bias", GroupedBiasImpls(),
+      "grouped_bias", kBoth, GroupedBiasImpls(),
       [](DType t) {
         return GroupedBiasProblem{t, kExperts, kRows, kHidden};
       },
       rows);
   Ask(
-      "activation", SwiGluImpls(),
+      "activation", kBoth, SwiGluImpls(),
       [](DType t) {
         return SwiGluProblem{t, kRows, kFfn};
       },
       rows);
   for (const ActivationKind kind : kActivationKinds) {
     Ask(
-        fmt::format("activation {}", Name(kind)), ScaledActivationImpls(),
+        fmt::format("activation {}", Name(kind)), kBoth, ScaledActivationImpls(),
         [&](DType t) {
           return ScaledActivationProblem{t, {.kind = kind}, kRows, kFfn};
         },
         rows);
   }
   Ask(
-      "norm", RmsNormImpls(),
+      "norm", kBoth, RmsNormImpls(),
       [](DType t) {
         return RmsNormProblem{t, kTokens, kHidden};
       },
       rows);
   Ask(
-      "rope", RopeImpls(),
+      "rope", kBoth, RopeImpls(),
       [](DType t) {
         return RopeProblem{t, kTokens, kHeads, kHeadDim};
       },
       rows);
   Ask(
-      "attention", AttentionImpls(),
+      "attention", kBoth, AttentionImpls(),
       [](DType t) {
         AttentionConfig config;
         config.num_heads = kHeads;
@@ -145,43 +150,43 @@ std::vector<SupportRow> SupportMatrix() {
       },
       rows);
   Ask(
-      "embedding", EmbeddingImpls(),
+      "embedding", kBoth, EmbeddingImpls(),
       [](DType t) {
         return EmbeddingProblem{t, kTokens, kVocab, kHidden};
       },
       rows);
   Ask(
-      "cross_entropy", CrossEntropyImpls(),
+      "cross_entropy", kBoth, CrossEntropyImpls(),
       [](DType t) {
         return CrossEntropyProblem{t, kTokens, kHidden, kVocab};
       },
       rows);
   Ask(
-      "router", RouterImpls(),
+      "router", kBoth, RouterImpls(),
       [](DType t) {
         return RouterProblem{t, {.num_experts = kExperts, .top_k = kTopK}, kTokens};
       },
       rows);
   Ask(
-      "jitter", JitterImpls(),
+      "jitter", kBoth, JitterImpls(),
       [](DType t) {
         return JitterProblem{t, kTokens, kHidden};
       },
       rows);
   Ask(
-      "permute", PermuteImpls(),
+      "permute", kBoth, PermuteImpls(),
       [](DType t) {
         return PermuteProblem{t, kTokens, kTopK, kHidden};
       },
       rows);
   Ask(
-      "adamw", AdamWImpls(),
+      "adamw", "update", AdamWImpls(),
       [](DType t) {
         return AdamWProblem{t, kHidden * kHidden, false};
       },
       rows);
   Ask(
-      "reduce", ReduceImpls(),
+      "reduce", "sum", ReduceImpls(),
       [](DType t) {
         return ReduceProblem{t, kHidden * kHidden};
       },
@@ -193,17 +198,17 @@ std::vector<SupportRow> FormatSupport() {
   std::vector<SupportRow> rows;
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     AskFormats(
-        fmt::format("quantize {}", Name(dtype)), QuantizeImpls(),
+        fmt::format("quantize {}", Name(dtype)), "row-wise, column-wise", QuantizeImpls(),
         [dtype](Scaling scaling, DType format) {
           return QuantizeProblem{scaling, format, dtype};
         },
         rows);
   }
-  for (const auto& [kind, name] : {std::pair{QuantizedGemmKind::kForward, "quantized_gemm forward"},
-                                   {QuantizedGemmKind::kDgrad, "quantized_gemm dgrad"},
-                                   {QuantizedGemmKind::kWgrad, "quantized_gemm wgrad"}}) {
+  for (const auto& [kind, direction] : {std::pair{QuantizedGemmKind::kForward, "forward"},
+                                        {QuantizedGemmKind::kDgrad, "dgrad"},
+                                        {QuantizedGemmKind::kWgrad, "wgrad"}}) {
     AskFormats(
-        name, QuantizedGemmImpls(),
+        "quantized_gemm", direction, QuantizedGemmImpls(),
         [&k = kind](Scaling scaling, DType format) {
           // Gradients have the format, what they are multiplied with is e4m3.
           const bool forward = k == QuantizedGemmKind::kForward;
@@ -217,16 +222,17 @@ std::vector<SupportRow> FormatSupport() {
 }
 
 std::string FormatSupportMatrix() {
-  std::string head = "| op | implementation |";
+  std::string head = "| op | implementation | device | direction |";
   for (const DType dtype : kDTypes) head += fmt::format(" {} |", Name(dtype));
   std::string text = Table(head, std::size(kDTypes), SupportMatrix(), [](const SupportRow& row) {
-    return fmt::format("| {} | {} |", row.op, row.impl);
+    return fmt::format("| {} | {} | {} | {} |", row.op, row.impl, row.device, row.direction);
   });
-  head = "| op | implementation | device | format |";
+  head = "| op | implementation | device | direction | format |";
   for (const Scaling scaling : kScalings) head += fmt::format(" {} |", Name(scaling));
   return text + "\n" +
          Table(head, std::size(kScalings), FormatSupport(), [](const SupportRow& row) {
-           return fmt::format("| {} | {} | {} | {} |", row.op, row.impl, row.device, row.dtype);
+           return fmt::format("| {} | {} | {} | {} | {} |", row.op, row.impl, row.device,
+                              row.direction, row.dtype);
          });
 }
 

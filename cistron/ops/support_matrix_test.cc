@@ -26,7 +26,8 @@ TEST(SupportMatrix, RefusalsHaveReasons) {
   std::set<std::string> seen;
   for (const SupportRow& row : SupportMatrix()) {
     EXPECT_EQ(static_cast<bool>(row.support), row.support.reason.empty());
-    EXPECT_TRUE(seen.insert(row.op + "/" + row.impl + "/" + row.dtype).second) << row.op;
+    EXPECT_TRUE(seen.insert(row.op + "/" + row.direction + "/" + row.impl + "/" + row.dtype).second)
+        << row.op;
   }
 }
 
@@ -37,11 +38,13 @@ TEST(SupportMatrix, EveryFormatAndScalingRunsAndTheReferenceComesLast) {
     last[row.op] = row.impl;
     EXPECT_TRUE(row.support) << row.op << " " << row.dtype << " " << row.scaling << ": "
                              << row.support.reason;
-    EXPECT_TRUE(seen.insert(row.op + "/" + row.impl + "/" + row.dtype + "/" + row.scaling).second);
+    EXPECT_TRUE(seen.insert(row.op + "/" + row.direction + "/" + row.impl + "/" + row.dtype + "/" +
+                            row.scaling)
+                    .second);
   }
-  EXPECT_EQ(last.size(), 5u);
+  EXPECT_EQ(last.size(), 3u);  // quantize of two dtypes, products
   for (const auto& [op, impl] : last) EXPECT_EQ(impl, "ref") << op;
-  EXPECT_EQ(seen.size(), 5u * 2 * 2 * 5);  // ops, implementations, formats, scalings
+  EXPECT_EQ(seen.size(), 5u * 2 * 2 * 5);  // ops and directions, implementations, formats, scalings
 }
 
 // Lines of a table, which all have as many cells as its head.
@@ -61,14 +64,17 @@ TEST(SupportMatrix, TablesHaveOneLineForEachImplementation) {
   ASSERT_NE(gap, std::string::npos);
   const std::string table = text.substr(0, gap + 1), formats = text.substr(gap + 2);
   std::set<std::string> implementations;
-  for (const SupportRow& row : SupportMatrix()) implementations.insert(row.op + "/" + row.impl);
+  for (const SupportRow& row : SupportMatrix()) {
+    implementations.insert(row.op + "/" + row.direction + "/" + row.impl);
+  }
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'),
             static_cast<std::ptrdiff_t>(implementations.size() + 2));
-  EXPECT_THAT(table, ::testing::HasSubstr("| adamw | ref | yes | yes | no: masters"));
-  ExpectCells(table, 5);
+  EXPECT_THAT(table,
+              ::testing::HasSubstr("| adamw | ref | cpu | update | yes | yes | no: masters"));
+  ExpectCells(table, 7);
   EXPECT_EQ(std::count(formats.begin(), formats.end(), '\n'), 5 * 2 * 2 + 2);
-  EXPECT_THAT(formats, ::testing::HasSubstr("| quantized_gemm dgrad | cpu | cpu | e5m2 | yes |"));
-  ExpectCells(formats, 9);
+  EXPECT_THAT(formats, ::testing::HasSubstr("| quantized_gemm | cpu | cpu | dgrad | e5m2 | yes |"));
+  ExpectCells(formats, 10);
 }
 
 }  // namespace
