@@ -95,7 +95,10 @@ Pass TrainPass(Experts& e, const Tensor& x, const Tensor& counts, const Tensor& 
 }
 
 std::vector<std::vector<std::int64_t>> Counts() {
-  return {{0, 1, 7, 33}, {0, 0, 129, 0}, {32, 32, 32, 32}, {0, 0, 0, 0}, {17, 60, 5, 44}};
+  // The last one fills two waves of the fused ops.
+  return {{0, 1, 7, 33},    {0, 0, 129, 0},
+          {32, 32, 32, 32}, {0, 0, 0, 0},
+          {17, 60, 5, 44},  {99, 0, 101, 100, 97, 1, 120, 111, 103, 90, 93, 96, 127, 85, 0}};
 }
 
 double Norm(const Tensor& t) {
@@ -171,14 +174,15 @@ TEST(GroupedMlp, EqualsItsOpsBitForBitInEveryRecipe) {
                                    accumulate));
           std::int64_t used = 0;
           for (const std::int64_t n : counts) used += n;
-          const Tensor splits = Tensor::FromSpan<std::int64_t>({4}, counts);
+          const auto groups = static_cast<std::int64_t>(counts.size());
+          const Tensor splits = Tensor::FromSpan<std::int64_t>({groups}, counts);
           const auto input = [&](const Shape& shape, DType type, const char* name) {
             return testing::Pad(testing::Normal(shape, type, name), 3).whole;
           };
           const Tensor x = input({used, kHidden}, dtype, "x");
           const Tensor scale = input({used}, DType::kF32, "scale");
           const Tensor dy = input({used, kHidden}, dtype, "dy");
-          Experts fused(4, dtype), unfused(4, dtype);
+          Experts fused(groups, dtype), unfused(groups, dtype);
           unfused.layers.EnableFusion(false);
           quant::ScalingStates states, other_states;
           Pass a, b;
@@ -220,15 +224,16 @@ TEST(SwiGluLinear, EqualsItsOpsBitForBit) {
                                  ::testing::PrintToString(counts)));
         std::int64_t used = 0;
         for (const std::int64_t n : counts) used += n;
-        const Tensor splits = Tensor::FromSpan<std::int64_t>({4}, counts);
+        const auto groups = static_cast<std::int64_t>(counts.size());
+        const Tensor splits = Tensor::FromSpan<std::int64_t>({groups}, counts);
         const auto input = [&](const Shape& shape, DType type, const char* name) {
           return testing::Pad(testing::Normal(shape, type, name), 3).whole;
         };
         const Tensor x = input({used, kHidden}, dtype, "x");
         const Tensor dy = input({used, kHidden}, dtype, "dy");
         const Tensor scale = input({used}, ComputeType(dtype), "scale");
-        Experts fused(4, dtype, {.bias = true}, {.bias = second_bias});
-        Experts unfused(4, dtype, {.bias = true}, {.bias = second_bias});
+        Experts fused(groups, dtype, {.bias = true}, {.bias = second_bias});
+        Experts unfused(groups, dtype, {.bias = true}, {.bias = second_bias});
         unfused.layers.EnableFusion(false);
         const fuse::Plan plan = fused.layers.MakePlan(ops::Context(), dtype, true);
         ASSERT_EQ(plan.forward.size(), 2u);

@@ -26,6 +26,9 @@ class WeightProducts {
   // its gradient.
   AcquiredWeight Weight() const { return {*store_, weight_}; }
   ops::Output GradientOutput() const { return store_->GradientOutput(weight_); }
+  QuantizedTensor Quantized(const quant::Recipe& recipe) const {
+    return store_->AcquireQuantized(weight_, recipe);
+  }
   // Wrappers of an input and of an output's gradient, quantised as this weight needs them.
   Operand Input(const Tensor& x, const Tensor& split_sizes) const;
   Operand OutputGradient(const Tensor& dy, const Tensor& split_sizes) const;

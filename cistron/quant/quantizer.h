@@ -14,9 +14,11 @@ struct QuantizeRequest {
   // Names the state of delayed scaling, with the role; unused by other recipes.
   std::string name{};
   Tensor x;                                   // [M, K] or [G, M, K], f32 or bf16
-  Tensor split_sizes{};                         // of a ragged grouped tensor
+  Tensor split_sizes{};                       // of a ragged grouped tensor
   std::int64_t row_parts = 1, col_parts = 1;  // see QuantizedLayout
   ops::QuantizeCopies copies{};
+  // Where x is part of a tensor of `groups` groups: the first of its own. 0 groups: x is all.
+  std::int64_t first_group = 0, groups = 0;
 };
 
 // Takes scales from, and leaves amax in, the states of the innermost Autocast (DelayedScaling).

@@ -37,11 +37,12 @@ ScalingStates::State& ScalingStates::Get(const std::string& name, const DelayedS
   return s;
 }
 
-void ScalingStates::Record(State& s, const Tensor& amax) {
-  float* const kept = s.amax.data<float>();
+void ScalingStates::Record(State& s, const Tensor& amax, std::int64_t first_group) {
+  if (!s.recorded) FillZero(s.amax);
+  float* const kept = s.amax.data<float>() + first_group;
   const float* const now = amax.data<float>();
-  for (std::int64_t g = 0; g < s.amax.numel(); ++g) {
-    if (!s.recorded || std::isnan(now[g]) || now[g] > kept[g]) kept[g] = now[g];
+  for (std::int64_t g = 0; g < amax.numel(); ++g) {
+    if (std::isnan(now[g]) || now[g] > kept[g]) kept[g] = now[g];
   }
   s.recorded = true;
 }

@@ -30,8 +30,8 @@ class ScalingStates {
   // a checkpoint made with another model or history length.
   State& Get(const std::string& name, const DelayedScaling& recipe, DType format,
              std::int64_t groups);
-  // Largest of what was recorded and `amax` f32 [G]; NaN stays.
-  static void Record(State& state, const Tensor& amax);
+  // Largest of what was recorded and `amax` f32 of the groups from `first_group` on; NaN stays.
+  static void Record(State& state, const Tensor& amax, std::int64_t first_group = 0);
   // Moves every state that recorded something in this step.
   void EndStep(const ops::Context& ctx);
 

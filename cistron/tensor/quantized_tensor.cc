@@ -44,6 +44,43 @@ std::int64_t QuantizedTensor::bytes() const {
   return sum;
 }
 
+QuantizedTensor SliceGroups(const QuantizedTensor& q, std::span<const std::int64_t> offsets,
+                            std::int64_t begin, std::int64_t end) {
+  CISTRON_CHECK(0 <= begin && begin <= end && end <= q.num_groups(),
+                "quantize: groups {} to {} of {} with {} groups", begin, end, Describe(q),
+                q.num_groups());
+  const std::int64_t groups = end - begin;
+  QuantizedTensor part{q.layout, q.shape, {}, {}, {}};
+  if (!q.split_sizes) {
+    part.shape[0] = groups;
+    for (const auto& [from, to] :
+         {std::pair{&q.rowwise, &part.rowwise}, std::pair{&q.columnwise, &part.columnwise}}) {
+      if (*from) *to = {from->codes.Slice(0, begin, groups), from->scales.Slice(0, begin, groups)};
+    }
+    return part;
+  }
+  const auto at = [&](std::int64_t e) { return offsets[static_cast<std::size_t>(e)]; };
+  const std::int64_t first = at(begin);
+  part.shape[0] = at(end) - first;
+  part.split_sizes = q.split_sizes.Slice(0, begin, groups);
+  const std::int64_t block = BlockSize(q.layout.scaling);
+  for (const Direction direction : {Direction::kRowwise, Direction::kColumnwise}) {
+    const QuantizedCopy& from = q.copy(direction);
+    if (!from) continue;
+    const std::int64_t length = ScaleShape(q.layout, part.shape, part.split_sizes, direction)[0];
+    std::int64_t scale_row = first;
+    if (q.layout.scaling == Scaling::kTensor) {
+      scale_row = begin;
+    } else if (IsDirectionless(q.layout.scaling) || direction == Direction::kColumnwise) {
+      scale_row = 0;
+      for (std::int64_t e = 0; e < begin; ++e) scale_row += (at(e + 1) - at(e) + block - 1) / block;
+    }
+    (direction == Direction::kRowwise ? part.rowwise : part.columnwise) = {
+        from.codes.Slice(0, first, part.shape[0]), from.scales.Slice(0, scale_row, length)};
+  }
+  return part;
+}
+
 std::string Describe(const QuantizedTensor& q) {
   return fmt::format("{} {} {}", Name(q.layout.scaling), Name(q.layout.format), ToString(q.shape));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -64,6 +65,11 @@ struct QuantizedTensor {
   // Of codes and scales, each storage once.
   std::int64_t bytes() const;
 };
+
+// Groups [begin, end) of a tensor with groups, sharing its storage. `offsets` [G + 1] are the first
+// rows of ragged groups, on the host; not used for [G, M, K].
+QuantizedTensor SliceGroups(const QuantizedTensor& q, std::span<const std::int64_t> offsets,
+                            std::int64_t begin, std::int64_t end);
 
 // "mxfp8 e4m3 [8, 64]", for messages.
 std::string Describe(const QuantizedTensor& q);

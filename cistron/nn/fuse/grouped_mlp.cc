@@ -1,6 +1,5 @@
 #include "cistron/nn/fuse/grouped_mlp.h"
 
-#include "cistron/ops/activation/activation.h"
 #include "cistron/ops/grouped_mlp/grouped_mlp.h"
 
 namespace cistron::nn::fuse {
@@ -107,42 +106,6 @@ Tensor GroupedMlp::Backward(const ops::Context& ctx, const Tensor& dy, const Bac
   ops::GroupedMlpBackward(ctx, {dy, r.split_sizes}, r.x.tensor, r.pre_activation,
                           {w1.tensor(), w2.tensor()}, r.scale, gradients);
   return dx;
-}
-
-void GroupedMlp::QuantizedForward(const ops::Context& ctx, const quant::Recipe& recipe,
-                                  const Tensor& x, bool training, const Tensor& y,
-                                  Record& r) const {
-  Operand input = fc1_.products().Input(x, r.split_sizes);
-  const Tensor pre = ctx.Empty({x.dim(0), fc1_.options().out_features}, x.dtype());
-  fc1_.products().Forward(ctx, recipe, input, training, ops::Write(pre));
-  const Tensor act = ctx.Empty({x.dim(0), fc2_.options().in_features}, x.dtype());
-  ops::SwiGluForward(ctx, pre, r.scale, r.split_sizes, ops::Write(act));
-  Operand activation = fc2_.products().Input(act, r.split_sizes);
-  fc2_.products().Forward(ctx, recipe, activation, /*for_backward=*/false, ops::Write(y));
-  if (!training) return;
-  r.x = input.Save(ctx, recipe);
-  r.pre_activation = pre;
-}
-
-void GroupedMlp::QuantizedBackward(const ops::Context& ctx, const Tensor& dy,
-                                   const BackwardOutputs& out, const Record& r,
-                                   const Tensor& dx) const {
-  const quant::Recipe& recipe = r.x.recipe;
-  Operand gradient = fc2_.products().OutputGradient(dy, r.split_sizes);
-  const Tensor dact = ctx.Empty({dy.dim(0), fc2_.options().in_features}, dy.dtype());
-  fc2_.products().Dgrad(ctx, recipe, gradient, ops::Write(dact));
-
-  const Tensor dpre = ctx.Empty(r.pre_activation.shape(), dy.dtype());
-  const Tensor act = out.weights ? ctx.Empty(dact.shape(), dy.dtype()) : Tensor();
-  ops::SwiGluBackward(ctx, dact, r.pre_activation, r.scale, r.split_sizes, ops::Write(dpre),
-                      out.scale, act ? ops::Write(act) : ops::Output{});
-  Operand pre_gradient = fc1_.products().OutputGradient(dpre, r.split_sizes);
-  if (out.weights) {
-    Operand activation = fc2_.products().Input(act, r.split_sizes);
-    fc2_.products().Wgrad(ctx, gradient, activation.Save(ctx, recipe));
-    fc1_.products().Wgrad(ctx, pre_gradient, r.x);
-  }
-  if (dx) fc1_.products().Dgrad(ctx, recipe, pre_gradient, ops::Write(dx));
 }
 
 }  // namespace cistron::nn::fuse

@@ -4,6 +4,8 @@
 //   dA = dy · W2[e];  (dP, ds, A) from (dA, P, s);  dW2 = dyᵀ·A;  dW1 = dPᵀ·x;  dx = dP · W1[e]
 // Kept for backward: x, P, s and the counts. A is made again there, from the same P and with the
 // same bits, so that forward need not keep it.
+// Without quantisation both directions are ops::GroupedMlp…; recipes that quantise are in
+// grouped_mlp_quantized.cc.
 #pragma once
 
 #include "cistron/nn/fuse/plan.h"

@@ -12,6 +12,7 @@
 #include "cistron/base/threads.h"
 #include "cistron/ops/gemm/gemm_impls.h"
 #include "cistron/ops/gemm/transpose.h"
+#include "cistron/ops/quantized_gemm/scale_sums.h"
 
 // Exported by oneDNN 2.x beside dnnl_sgemm, though its public header leaves it out. Weak, so that a
 // build of oneDNN without it still links and widens instead.
@@ -105,14 +106,10 @@ void ProductBf16(const Context& ctx, const GemmProblem& p, const Tensor& a, cons
 // Rounds f32 sums to bf16, after adding what is there in Accumulate.
 void RoundSums(const Tensor& sums, const Output& c) {
   const std::int64_t cols = sums.dim(1);
+  const bool add = c.mode == WriteMode::kAccumulate;
   ParallelFor(sums.dim(0), 1 + kGrain / (cols + 1), [&](std::int64_t i) {
-    const float* from = sums.data<float>() + i * cols;
-    bf16* to = c.tensor.data<bf16>() + i * c.tensor.stride(0);
-    if (c.mode == WriteMode::kAccumulate) {
-      for (std::int64_t j = 0; j < cols; ++j) to[j] = bf16(from[j] + static_cast<float>(to[j]));
-    } else {
-      for (std::int64_t j = 0; j < cols; ++j) to[j] = bf16(from[j]);
-    }
+    ScaleSums(sums.data<float>() + i * cols, cols, 1, 1, add,
+              c.tensor.data<bf16>() + i * c.tensor.stride(0));
   });
 }
 
