@@ -170,7 +170,7 @@ void BenchParts(const bench::Options& options, const ExpertShape& s, const Preci
   const Tensor x = Random({s.rows, s.hidden}, p.dtype, 1);
   const Tensor pre = Random({s.rows, 2 * s.ffn}, p.dtype, 2);
   const Tensor scale = Random({s.rows}, DType::kF32, 3);
-  const Tensor act = Tensor::Empty({s.rows, s.ffn}, p.dtype);
+  const Tensor act = Random({s.rows, s.ffn}, p.dtype, 5);
   const Tensor w = Random({s.experts, 2 * s.ffn, s.hidden}, p.dtype, 4);
   if (!quant::Quantizes(p.recipe)) {
     const std::vector<double> t =
