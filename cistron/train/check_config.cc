@@ -50,10 +50,13 @@ void CheckSupported(const LoadedConfig& loaded) {
   if (c.device != DeviceChoice::kCpu) {
     CISTRON_THROW(kUnsupported, "{}: this version runs on device=cpu only", loaded.Where("device"));
   }
-  for (const std::string& key : KeysOfOtherRecipes(c.precision)) {
-    if (loaded.origins.count(key) == 0) continue;
-    CISTRON_THROW(kBadInput, "{}: precision={} has no such option; remove the key",
-                  loaded.Where(key), Name(c.precision));
+  // A key with its default says nothing: a saved configuration has every key.
+  const RunConfig defaults;
+  for (const std::string& name : KeysOfOtherRecipes(c.precision)) {
+    const ConfigKey& key = *FindConfigKey(name);
+    if (key.get(c) == key.get(defaults)) continue;
+    CISTRON_THROW(kBadInput, "{}={}: precision={} has no such option; remove the key",
+                  loaded.Where(name), key.get(c), Name(c.precision));
   }
   for (const auto& [key, value] :
        {std::pair{"parallel.dp", c.parallel.dp}, std::pair{"parallel.ep", c.parallel.ep}}) {

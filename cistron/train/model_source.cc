@@ -19,9 +19,12 @@ model::HuggingFaceModel ReadCheckpoint(const fs::path& path) {
   const io::CheckpointReader reader(path);
   model::HuggingFaceModel m;
   m.config = CheckpointModelConfig(reader, path, &m.dtype);
-  // Every tensor is accounted for: weights and masters are read, moments are the optimiser's.
+  // Every tensor is accounted for: weights and masters are read, moments are the optimiser's, and
+  // states of delayed scaling the recipe's, which belongs to a run and not to its model.
   std::set<std::string> unread;
-  for (const std::string& name : reader.names()) unread.insert(name);
+  for (const std::string& name : reader.names()) {
+    if (!name.starts_with(kScalingPrefix)) unread.insert(name);
+  }
   const auto take = [&](const std::string& name, const std::string& stored, const Shape& shape) {
     const auto info = reader.Find(stored);
     if (!info) {

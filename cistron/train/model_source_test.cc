@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "cistron/base/error.h"
 #include "cistron/check/compare.h"
 #include "cistron/train/tiny_run.h"
@@ -102,6 +104,36 @@ TEST_F(ModelSourceTest, MastersOfABf16RunAreWhatIsRead) {
   // TRAPS masters-from-quantised: a run that starts from them holds the exact values.
   tiny_.Train("next", {"precision=bf16", "optim.lr=0", "init.from=" + newest.string()});
   const auto next = tiny_.Newest("next");
+  for (const io::NamedTensor& t : m.tensors) {
+    const auto same = check::CompareBitwise(t.name, next.Read("master/" + t.name), t.tensor);
+    EXPECT_TRUE(same) << same.message;
+  }
+}
+
+// States of delayed scaling in a checkpoint are the run's; its weights are read without them.
+TEST_F(ModelSourceTest, CheckpointsOfDelayedScalingAreRead) {
+  tiny_.Train("delayed", {"precision=fp8_delayed", "train.steps=3"});
+  const auto newest =
+      io::NewestGoodCheckpoint(RunPaths{tiny_.path("delayed")}.checkpoints()).value();
+  const io::CheckpointReader reader(newest);
+  const auto names = reader.names();
+  ASSERT_TRUE(std::any_of(names.begin(), names.end(),
+                          [](const std::string& n) { return n.starts_with(kScalingPrefix); }));
+  // What `convert` reads and writes.
+  const model::HuggingFaceModel m = ReadModel(FindModel(newest));
+  EXPECT_EQ(m.tensors.size(), model::MixtralParameters(m.config).size());
+  for (const io::NamedTensor& t : m.tensors) {
+    const auto same = check::CompareBitwise(t.name, t.tensor, reader.Read("master/" + t.name));
+    EXPECT_TRUE(same) << same.message;
+  }
+  model::SaveHuggingFace(Path("delayed_hf"), m.config, m.tensors, {});
+  ExpectSameTensors(ReadModel(FindModel(Path("delayed_hf"))), m);
+  // What `eval` and `score` read.
+  EXPECT_NO_THROW(LoadModel(ops::Context(), newest, DType::kF32));
+  // A run of another recipe starts from it.
+  tiny_.Train("after_delayed",
+              {"precision=bf16", "optim.lr=0", "train.steps=2", "init.from=" + newest.string()});
+  const auto next = tiny_.Newest("after_delayed");
   for (const io::NamedTensor& t : m.tensors) {
     const auto same = check::CompareBitwise(t.name, next.Read("master/" + t.name), t.tensor);
     EXPECT_TRUE(same) << same.message;

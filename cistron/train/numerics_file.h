@@ -42,6 +42,8 @@ class NumericsFile {
 // One row a group of quantities, in the order in which they first appear.
 class NumericsTable {
  public:
+  // The same shape but for dimensions of 1, and the same type but for 8-bit formats kept as bytes;
+  // anything else is a failure.
   void Bitwise(const std::string& group, const Tensor& got, const Tensor& expected);
   // Codes of an 8-bit format, kept as bytes in the file: the sign of a NaN is free.
   void Codes(const std::string& group, const Tensor& got, const Tensor& expected);

@@ -141,6 +141,26 @@ TEST(RunConfig, OptionsOfAnotherRecipeAreRefused) {
               HasSubstr("recipe.margin"));
 }
 
+// A run's own config.yaml, which has every key, is a preset like any other.
+TEST(RunConfig, SavedConfigurationOfEveryPrecisionPasses) {
+  for (const char* precision :
+       {"fp32", "bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8"}) {
+    SCOPED_TRACE(precision);
+    const auto overrides = Join(kLegal, {std::string("precision=") + precision});
+    const std::string saved = ToYaml(ParseRunConfig("", "t", overrides).config);
+    EXPECT_EQ(ErrorOf(saved), "");
+    // What the precision does not have is refused as before, in the file and over it.
+    const bool delayed = std::string(precision) == "fp8_delayed";
+    const std::string other = delayed ? "recipe.weights_2d" : "recipe.margin";
+    const std::string value = delayed ? "off" : "1";
+    const auto refused = AllOf(HasSubstr(other), HasSubstr("=" + value),
+                               HasSubstr(std::string("precision=") + precision));
+    EXPECT_THAT(ErrorOf(saved, {other + "=" + value}), refused);
+    EXPECT_THAT(ErrorOf(other + ": " + value + "\n", overrides),
+                AllOf(refused, HasSubstr("test.yaml:1")));
+  }
+}
+
 TEST(RunConfig, LegalConfigurationPasses) {
   EXPECT_EQ(ErrorOf("", kLegal), "");
 }

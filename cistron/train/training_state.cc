@@ -15,8 +15,6 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr int kFormat = 1;
-// Of the state of delayed scaling, which no layer has before its first step.
-const std::string kScalingPrefix = "quant/";
 
 json ParseState(const io::CheckpointReader& reader, const fs::path& path) {
   try {
@@ -54,7 +52,7 @@ fs::path SaveTrainingState(const fs::path& root, const model::LocalMixtral& m,
     boxes.push_back(WholeTensor(BufferKey(buffer.name), buffer.value));
   }
   for (const auto& [name, tensor] : scaling.Tensors()) {
-    boxes.push_back(WholeTensor(kScalingPrefix + name, tensor));
+    boxes.push_back(WholeTensor(std::string(kScalingPrefix) + name, tensor));
   }
   const char* dtype = HuggingFaceDType(m.store.dtype());
   json state;
@@ -107,7 +105,7 @@ DataPosition RestoreTrainingState(const fs::path& path, model::LocalMixtral& m,
   }
   m.store.MarkChanged();
   for (auto it = unread.begin(); it != unread.end();) {
-    if (it->compare(0, kScalingPrefix.size(), kScalingPrefix) == 0) {
+    if (it->starts_with(kScalingPrefix)) {
       scaling.Restore(it->substr(kScalingPrefix.size()), reader.Read(*it));
       it = unread.erase(it);
     } else {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 #include "cistron/data/stream.h"
 #include "cistron/io/checkpoint.h"
@@ -16,6 +17,10 @@
 #include "cistron/train/training_step.h"
 
 namespace cistron::train {
+
+// Before the keys of the state of delayed scaling in a checkpoint: a tensor's state begins to exist
+// in the tensor's first step, so a checkpoint may have none of them.
+inline constexpr std::string_view kScalingPrefix = "quant/";
 
 // Where the data stands, and which data it is.
 struct DataPosition {

@@ -89,6 +89,11 @@ void Delayed(const ops::Context& ctx, NumericsFile& file, NumericsTable& table) 
     // Without options in its name: history 4, max, margin 0, e4m3.
     const bool plain = !match[1].matched;
     const Tensor amax = file.Get("delayed.in.amax_per_step"), expected = file.Get(name);
+    if (expected.dim(0) != amax.dim(0)) {
+      table.Fail("delayed scales", fmt::format("{}: {} steps of scales for {} of amax", name,
+                                               expected.dim(0), amax.dim(0)));
+      continue;
+    }
     const std::int64_t groups = amax.dim(1);
     const Tensor history =
         ctx.Zeros({plain ? 4 : std::int64_t{std::stoll(match[1])}, groups}, DType::kF32);

@@ -5,9 +5,13 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cistron/base/error.h"
@@ -36,18 +40,15 @@ TEST(VerifyNumerics, GoldenFilesPassWithEveryImplementation) {
   }
 }
 
-// A copy of a golden file in which one tensor is changed, and the report on it.
-VerifyReport Changed(int file, const std::string& name,
-                     const std::function<void(const Tensor&)>& change) {
+// A copy of a golden file in which one tensor is replaced, or left out, and the report on it.
+VerifyReport Replaced(int file, const std::string& name,
+                      const std::function<std::optional<Tensor>(const Tensor&)>& replacement) {
   const io::SafetensorsFile golden(Golden(file));
   std::vector<io::NamedTensor> tensors;
   for (const auto& entry : golden.entries()) {
     const Tensor t = golden.Read(entry.name);
-    if (entry.name == name) {
-      if (!change) continue;  // left out
-      change(t);
-    }
-    tensors.push_back({entry.name, t});
+    const std::optional<Tensor> kept = entry.name == name ? replacement(t) : t;
+    if (kept) tensors.push_back({entry.name, *kept});
   }
   const fs::path path =
       fs::temp_directory_path() / fmt::format("numerics-{}.safetensors", getpid());
@@ -55,6 +56,61 @@ VerifyReport Changed(int file, const std::string& name,
   const auto remove = std::unique_ptr<const fs::path, void (*)(const fs::path*)>(
       &path, [](const fs::path* p) { fs::remove(*p); });
   return VerifyNumerics(ops::Context(), path);
+}
+
+// One tensor changed in place; without a change left out.
+VerifyReport Changed(int file, const std::string& name,
+                     const std::function<void(const Tensor&)>& change) {
+  return Replaced(file, name, [&](const Tensor& t) -> std::optional<Tensor> {
+    if (!change) return std::nullopt;
+    change(t);
+    return t;
+  });
+}
+
+// What is expected must be all of it: neither a part nor another type passes.
+TEST(VerifyNumerics, NoticesTruncatedTensorsAndOtherTypes) {
+  struct Case {
+    int file;
+    const char *tensor, *row;
+  };
+  const std::vector<Case> cases = {
+      {1, "mxfp8.96x160.wide.e4m3.rowwise.scales", "mxfp8 e4m3 scales"},
+      {1, "mxfp8.96x160.wide.e4m3.columnwise.scales", "mxfp8 e4m3 scales"},
+      {1, "mxfp8.96x160.wide.e4m3.columnwise.codes", "mxfp8 e4m3 codes"},
+      {2, "grouped.e4m3.columnwise.scales", "grouped mxfp8 scales"},
+      {2, "grouped.e4m3.rowwise.scales", "grouped mxfp8 scales"},
+      {2, "grouped.w1.block32x32.scales", "mxfp8 32x32 scales"},
+      {1, "block1x128.e4m3.200x300.wide.scale_inv", "block 1x128 scales"},
+      {2, "current.normal.e5m2.scale", "current e5m2 scales"},
+      {2, "delayed.history5.max.margin2.e5m2.scale_after_step", "delayed scales"},
+      {2, "swizzle.200x9.tiles", "scale tiles"},
+      {1, "router.33x16k4.softmax.topk_experts", "router choice"},
+      {1, "router.33x16k4.tokens_per_expert", "router counts"},
+      {1, "router.33x16k4.permute.source_token", "permutation"},
+      {2, "router_edge.24x16.k4.topk_experts", "router edges"},
+      {2, "router_group.40x32.groups8kept4.k8.topk_experts", "router groups"}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.tensor);
+    const auto only_its_row_fails = [&](const VerifyReport& report) {
+      for (const VerifyRow& row : report.rows)
+        EXPECT_EQ(row.ok, row.quantity != c.row) << row.quantity;
+    };
+    only_its_row_fails(Replaced(
+        c.file, c.tensor, [](const Tensor& t) { return t.Slice(0, 0, t.dim(0) - 1).Clone(); }));
+  }
+  // The same bytes by another name.
+  for (const auto& [tensor, row, dtype] :
+       {std::tuple{"router.33x16k4.softmax.topk_experts", "router choice", DType::kF32},
+        {"router.33x16k4.tokens_per_expert", "router counts", DType::kF64}}) {
+    SCOPED_TRACE(tensor);
+    const VerifyReport report = Replaced(1, tensor, [&, &type = dtype](const Tensor& t) {
+      Tensor other = Tensor::Empty(t.shape(), type);
+      std::memcpy(other.raw(), t.raw(), static_cast<std::size_t>(t.bytes()));
+      return other;
+    });
+    for (const VerifyRow& r : report.rows) EXPECT_EQ(r.ok, r.quantity != row) << r.quantity;
+  }
 }
 
 TEST(VerifyNumerics, NoticesOneWrongValueOfEveryKind) {
