@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cistron/base/error.h"
+#include "cistron/model/hugging_face.h"
 #include "cistron/train/config_schema.h"
 #include "cistron/train/run_config.h"
 
@@ -64,6 +65,87 @@ void CheckSupported(const LoadedConfig& loaded) {
       CISTRON_THROW(kUnsupported, "{}: {} ranks; this version runs on one rank, {}=1",
                     loaded.Where(key), value, key);
     }
+  }
+}
+
+// "model.layers.3.mlp.gate.weight" with the number replaced by N: what all layers have.
+std::string OfAnyLayer(const std::string& name) {
+  constexpr std::string_view kMark = "layers.";
+  const std::size_t at = name.find(kMark);
+  if (at == std::string::npos) return name;
+  const std::size_t number = at + kMark.size(), rest = name.find('.', number);
+  return name.substr(0, number) + "N" + (rest == std::string::npos ? "" : name.substr(rest));
+}
+
+// The parameters whose names are most like a pattern; what its stars stand for costs nothing.
+std::string NearestParameters(std::string pattern,
+                              const std::vector<model::ParameterInfo>& parameters) {
+  std::erase(pattern, '*');
+  std::vector<std::pair<int, std::string>> names;
+  for (const model::ParameterInfo& p : parameters) {
+    const int longer = static_cast<int>(p.name.size()) - static_cast<int>(pattern.size());
+    std::pair<int, std::string> entry{EditDistance(pattern, p.name) - std::max(0, longer),
+                                      OfAnyLayer(p.name)};
+    const auto same = std::find_if(names.begin(), names.end(),
+                                   [&](const auto& e) { return e.second == entry.second; });
+    if (same == names.end()) {
+      names.push_back(std::move(entry));
+    } else {
+      same->first = std::min(same->first, entry.first);
+    }
+  }
+  std::stable_sort(names.begin(), names.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  constexpr std::size_t kShown = 3;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) {
+    text += (text.empty() ? "" : ", ") + names[i].second;
+  }
+  return text;
+}
+
+// What a recipe quantises: projections of attention and experts.
+bool FollowsRecipe(const std::string& parameter) {
+  return parameter.find("_proj") != std::string::npos;
+}
+
+// What stays in bf16 must exist, and leave something to the recipe.
+void CheckHighPrecisionLayers(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  if (!quant::Quantizes(MakeRecipe(c.precision, c.recipe))) return;
+  const std::int64_t layers = c.model.num_hidden_layers;
+  const std::int64_t first = c.recipe.first_layers_bf16, last = c.recipe.last_layers_bf16;
+  // Without a sum, which may overflow.
+  if (first >= layers || last >= layers - first) {
+    const char* key = first > 0 ? "recipe.first_layers_bf16" : "recipe.last_layers_bf16";
+    CISTRON_THROW(
+        kBadInput,
+        "{}: recipe.first_layers_bf16={} and recipe.last_layers_bf16={} of {} layers leave "
+        "no layer in {}; lower them, or choose precision=bf16",
+        loaded.Where(key), first, last, layers, Name(c.precision));
+  }
+  const auto parameters = model::MixtralParameters(c.model);
+  constexpr const char* kPatterns = "recipe.bf16_patterns";
+  for (const std::string& pattern : c.recipe.bf16_patterns) {
+    const quant::HighPrecisionLayers one{.patterns = {pattern}};
+    if (std::any_of(parameters.begin(), parameters.end(),
+                    [&](const auto& p) { return one.Contains(p.name); })) {
+      continue;
+    }
+    CISTRON_THROW(kBadInput,
+                  "{}: '{}' matches no parameter of the model, which has {} layers; the nearest "
+                  "names: {}",
+                  loaded.Where(kPatterns), pattern, layers, NearestParameters(pattern, parameters));
+  }
+  const auto high = HighPrecisionLayersOf(c.recipe, layers);
+  if (std::none_of(parameters.begin(), parameters.end(), [&](const auto& p) {
+        return FollowsRecipe(p.name) && !high.Contains(p.name);
+      })) {
+    CISTRON_THROW(kBadInput,
+                  "{}: {} leaves no projection of the {} layers in {}; leave a pattern out, or "
+                  "choose precision=bf16",
+                  loaded.Where(kPatterns), FindConfigKey(kPatterns)->get(c), layers,
+                  Name(c.precision));
   }
 }
 
@@ -184,6 +266,7 @@ void CheckRunConfig(const LoadedConfig& loaded) {
   CheckText(loaded);
   CheckSupported(loaded);
   CheckModel(loaded);
+  CheckHighPrecisionLayers(loaded);
   CheckData(loaded);
   CheckBatch(loaded);
   CheckSchedule(loaded);

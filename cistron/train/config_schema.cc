@@ -386,7 +386,8 @@ std::vector<ConfigKey> MakeKeys() {
       Integer("recipe.last_layers_bf16", At(&C::recipe, &R::last_layers_bf16), AtLeast(0),
               "layers at the end that stay in bf16", kIdentity),
       Texts("recipe.bf16_patterns", At(&C::recipe, &R::bf16_patterns),
-            "parameter names that stay in bf16; * stands for any characters"),
+            "parameter names that stay in bf16; * stands for any characters. In quotes, as "
+            "[\"*.down_proj\"]: a bare * is an alias of YAML"),
       PathKey("output", At(&C::output), "directory of the run", kMechanical),
       Integer("seed", At(&C::seed), AtLeast(0), "seed of weights and data order", kIdentity),
       Integer("threads", At(&C::threads), Between(0, 4096), "0: all that the machine grants",

@@ -141,6 +141,40 @@ TEST(RunConfig, OptionsOfAnotherRecipeAreRefused) {
               HasSubstr("recipe.margin"));
 }
 
+TEST(RunConfig, LayersOutsideTheRecipeMustLeaveSome) {
+  const auto error = [](const std::vector<std::string>& more) {
+    return ErrorOf("", Join(Join(kLegal, {"precision=mxfp8", "model.num_hidden_layers=3"}), more));
+  };
+  EXPECT_EQ(error({"recipe.first_layers_bf16=1", "recipe.last_layers_bf16=1"}), "");
+  const auto none = AllOf(HasSubstr("of 3 layers"), HasSubstr("no layer in mxfp8"));
+  EXPECT_THAT(error({"recipe.first_layers_bf16=3"}),
+              AllOf(none, HasSubstr("recipe.first_layers_bf16=3")));
+  EXPECT_THAT(error({"recipe.last_layers_bf16=4"}),
+              AllOf(none, HasSubstr("recipe.last_layers_bf16 (the command line)"),
+                    HasSubstr("recipe.last_layers_bf16=4")));
+  EXPECT_THAT(error({"recipe.first_layers_bf16=2", "recipe.last_layers_bf16=1"}), none);
+  EXPECT_THAT(error({"recipe.first_layers_bf16=1", "recipe.last_layers_bf16=9223372036854775807"}),
+              none);
+}
+
+TEST(RunConfig, PatternsOfBf16MustMatchAParameter) {
+  const auto error = [](const std::string& patterns) {
+    return ErrorOf("recipe:\n  bf16_patterns: " + patterns + "\n",
+                   Join(kLegal, {"precision=fp8_block", "model.num_hidden_layers=2"}));
+  };
+  EXPECT_EQ(error("[\"*.down_proj\", model.layers.1.self_attn.q_proj.weight]"), "");
+  EXPECT_THAT(error("[\"*.down_proj\", \"*dwon_proj\"]"),
+              AllOf(HasSubstr("recipe.bf16_patterns (test.yaml:2)"), HasSubstr("'*dwon_proj'"),
+                    HasSubstr("nearest names: model.layers.N.mlp.experts.down_proj")));
+  EXPECT_THAT(error("[\"*layers.2.*\"]"),
+              AllOf(HasSubstr("'*layers.2.*'"), HasSubstr("has 2 layers")));
+  EXPECT_THAT(error("[\"*_proj*\"]"),
+              AllOf(HasSubstr("*_proj*"), HasSubstr("no projection"), HasSubstr("fp8_block")));
+  // A bare star is an alias of YAML; the help of the key says so.
+  EXPECT_THAT(error("[*down_proj]"), HasSubstr("not YAML"));
+  EXPECT_THAT(FindConfigKey("recipe.bf16_patterns")->help, HasSubstr("In quotes"));
+}
+
 // A run's own config.yaml, which has every key, is a preset like any other.
 TEST(RunConfig, SavedConfigurationOfEveryPrecisionPasses) {
   for (const char* precision :
