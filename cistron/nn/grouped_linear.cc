@@ -98,7 +98,7 @@ Tensor GroupedLinear::Forward(const ops::Context& ctx, const Tensor& x, const Ex
     Operand input = products_[i].Input(x.Slice(0, part.begin, part.rows), part.split_sizes);
     products_[i].Forward(ctx, recipe, input, saved != nullptr,
                          ops::Write(y.Slice(0, part.begin, part.rows)));
-    if (saved != nullptr) inputs.push_back(input.Save(ctx, recipe));
+    if (saved != nullptr) inputs.push_back(products_[i].Save(ctx, recipe, input));
   }
   Finish(ctx, std::move(inputs), extra, saved, y);
   return y;
@@ -108,7 +108,7 @@ void GroupedLinear::FinishForward(const ops::Context& ctx, const quant::Recipe& 
                                   Operand& input, const ExtraInputs& extra, Saved* saved,
                                   const Tensor& y) const {
   std::vector<SavedOperand> inputs;
-  if (saved != nullptr) inputs.push_back(input.Save(ctx, recipe));
+  if (saved != nullptr) inputs.push_back(products().Save(ctx, recipe, input));
   Finish(ctx, std::move(inputs), extra, saved, y);
 }
 
@@ -120,8 +120,7 @@ void GroupedLinear::Finish(const ops::Context& ctx, std::vector<SavedOperand> in
     ops::GroupedBiasForward(ctx, bias.tensor(), row_scale, extra.split_sizes, y);
   }
   if (saved == nullptr) return;
-  saved->Push<Record>(this, name()) = {std::move(inputs), extra.split_sizes, row_scale,
-                                       store_->version()};
+  saved->Push<Record>(this, name()) = {std::move(inputs), extra.split_sizes, row_scale};
 }
 
 Tensor GroupedLinear::Backward(const ops::Context& ctx, const Tensor& dy,
@@ -133,7 +132,7 @@ Tensor GroupedLinear::BackwardWith(const ops::Context& ctx, const Tensor& dy,
                                    const BackwardOutputs& out, Saved& saved,
                                    const DgradFunction& dgrad) const {
   Record r = saved.Pop<Record>(this, name());
-  products_.front().CheckVersion(r.version);
+  products_.front().CheckVersion(r.x.front().version);
   CISTRON_CHECK(!out.bias_scale || options_.scaled_bias,
                 "{}: the gradient of bias_scale was asked of a layer that does not take it",
                 name());
@@ -158,6 +157,8 @@ Tensor GroupedLinear::BackwardWith(const ops::Context& ctx, const Tensor& dy,
                          ops::Write(dx.Slice(0, part.begin, part.rows)));
     }
     if (out.weights && options_.delay_weight_gradients) {
+      // Now, by the scale of this step, and leaving its amax in this step.
+      if (quant::Quantizes(r.x[i].recipe)) gradient.Quantized(ctx, r.x[i].recipe, true);
       delayed_->push_back({i, std::move(gradient), std::move(r.x[i])});
     } else if (out.weights) {
       products_[i].Wgrad(ctx, gradient, r.x[i]);
@@ -167,8 +168,15 @@ Tensor GroupedLinear::BackwardWith(const ops::Context& ctx, const Tensor& dy,
 }
 
 void GroupedLinear::ComputeWeightGradients(const ops::Context& ctx) const {
-  for (Delayed& d : *delayed_) products_[d.weight].Wgrad(ctx, d.dy, d.x);
-  delayed_->clear();
+  std::vector<Delayed> delayed;
+  delayed.swap(*delayed_);  // what is refused is dropped: no later step may find it
+  for (const Delayed& d : delayed) {
+    CISTRON_CHECK(d.x.version == store_->version(),
+                  "{}: the parameters changed after the backward pass whose weight gradients were "
+                  "delayed; call ComputeWeightGradients before the optimiser's update",
+                  name());
+  }
+  for (Delayed& d : delayed) products_[d.weight].Wgrad(ctx, d.dy, d.x);
 }
 
 }  // namespace cistron::nn

@@ -75,7 +75,8 @@ class GroupedLinear final : public BasicOp {
   Tensor BackwardWith(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
                       Saved& saved, const DgradFunction& dgrad) const;
 
-  // The weight gradients that were delayed, in the order of their backward passes.
+  // The weight gradients that were delayed, in the order of their backward passes; in any autocast
+  // scope or none. Throws, and drops them all, when the parameters have changed since.
   void ComputeWeightGradients(const ops::Context& ctx) const;
 
   // The store of the op's own; null when it was given one.
@@ -87,7 +88,6 @@ class GroupedLinear final : public BasicOp {
   struct Record {
     std::vector<SavedOperand> x;  // one a weight tensor
     Tensor split_sizes, bias_scale;
-    std::uint64_t version = 0;
     std::int64_t bytes() const;
   };
   // Adds the bias and keeps what backward needs.

@@ -13,21 +13,20 @@ Tensor Linear::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInpu
                        Saved* saved) const {
   Operand input = Input(x);
   Tensor y = ctx.Empty({x.dim(0), out_features_}, x.dtype());
-  Record* record = saved == nullptr ? nullptr : &saved->Push<Record>(this, name());
-  Forward(ctx, input, record == nullptr ? nullptr : &record->x, ops::Write(y));
-  if (record != nullptr) record->version = products_.version();
+  Forward(ctx, input, saved == nullptr ? nullptr : &saved->Push<SavedOperand>(this, name()),
+          ops::Write(y));
   return y;
 }
 
 Tensor Linear::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
                         Saved& saved) const {
-  const Record r = saved.Pop<Record>(this, name());
-  products_.CheckVersion(r.version);
+  const auto x = saved.Pop<SavedOperand>(this, name());
+  products_.CheckVersion(x.version);
   Operand gradient = products_.OutputGradient(dy, {});
-  if (out.weights) products_.Wgrad(ctx, gradient, r.x);
+  if (out.weights) products_.Wgrad(ctx, gradient, x);
   if (!out.input) return {};
   Tensor dx = ctx.Empty({dy.dim(0), in_features_}, dy.dtype());
-  products_.Dgrad(ctx, r.x.recipe, gradient, ops::Write(dx));
+  products_.Dgrad(ctx, x.recipe, gradient, ops::Write(dx));
   return dx;
 }
 
@@ -36,7 +35,7 @@ void Linear::Forward(const ops::Context& ctx, Operand& x, SavedOperand* saved,
   const quant::Recipe recipe =
       precision_ == Precision::kRecipe ? products_.recipe() : quant::Recipe(quant::BF16{});
   products_.Forward(ctx, recipe, x, saved != nullptr, y);
-  if (saved != nullptr) *saved = x.Save(ctx, recipe);
+  if (saved != nullptr) *saved = products_.Save(ctx, recipe, x);
 }
 
 void Linear::Backward(const ops::Context& ctx, const Tensor& dy, const SavedOperand& x,

@@ -30,7 +30,8 @@ class Linear final : public BasicOp {
   Operand Input(const Tensor& x) const { return products_.Input(x, {}); }
   void Forward(const ops::Context& ctx, Operand& x, SavedOperand* saved,
                const ops::Output& y) const;
-  // dy [T, out] → dx [T, in]; the weight gradient goes to the store.
+  // dy [T, out] → dx [T, in]; `x` is what forward saved, of the same weights. The weight gradient
+  // goes to the store.
   void Backward(const ops::Context& ctx, const Tensor& dy, const SavedOperand& x,
                 const ops::Output& dx) const;
 
@@ -38,12 +39,6 @@ class Linear final : public BasicOp {
   std::int64_t in_features() const { return in_features_; }
 
  private:
-  struct Record {
-    SavedOperand x;
-    std::uint64_t version = 0;
-    std::int64_t bytes() const { return x.bytes(); }
-  };
-
   WeightProducts products_;
   Precision precision_;
   std::int64_t out_features_, in_features_;

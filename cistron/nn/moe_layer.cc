@@ -83,7 +83,8 @@ Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& input, const Ten
 
   routing.logits = ctx.Empty({tokens, experts}, x.dtype());
   Operand operand = gate_.Input(x);
-  gate_.Forward(ctx, operand, nullptr, ops::Write(routing.logits));
+  SavedOperand gate_input;
+  gate_.Forward(ctx, operand, saved == nullptr ? nullptr : &gate_input, ops::Write(routing.logits));
   ops::RouterOutputs& out = routing.router;
   out.experts = ctx.Empty({tokens, config_.router.top_k}, DType::kI32);
   out.probs = ctx.Empty({tokens, config_.router.top_k}, compute);
@@ -106,8 +107,8 @@ Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& input, const Ten
     AddRows(ctx, shared_rows, shared_->Forward(ctx, x, {.split_sizes = shared_rows}, saved), y);
   }
   if (saved != nullptr) {
-    saved->Push<Record>(this, name_) = {
-        x, routing.logits, out.experts, d.state, d.rows.max_rows(), noise, shared_rows};
+    saved->Push<Record>(this, name_) = {std::move(gate_input), routing.logits, out.experts, d.state,
+                                        d.rows.max_rows(),     noise,          shared_rows};
   }
   return y;
 }
@@ -124,15 +125,15 @@ Tensor MoeLayer::Backward(const ops::Context& ctx, const Tensor& dy, const Tenso
   const Tensor dout = dispatcher_->CombineBackward(ctx, *r.dispatch, dy);
   const Tensor drow_probs = ctx.Empty({r.rows}, compute);
   const Tensor drows = experts_->Backward(ctx, dout, {.scale = ops::Write(drow_probs)}, saved);
-  const Tensor dx = ctx.Empty(r.x.shape(), dtype);
-  const Tensor dprobs = ctx.Empty({r.x.dim(0), config_.router.top_k}, compute);
+  const Tensor dx = ctx.Empty(r.x.tensor.shape(), dtype);
+  const Tensor dprobs = ctx.Empty({r.x.tensor.dim(0), config_.router.top_k}, compute);
   dispatcher_->DispatchBackward(ctx, *r.dispatch, drows, drow_probs, ops::Write(dx),
                                 ops::Write(dprobs));
   if (shared_) AddRows(ctx, r.shared_rows, dshared, dx);
   const Tensor dlogits = ctx.Empty(r.logits.shape(), dtype);
   ops::RouterBackward(ctx, config_.router, dprobs, r.logits, r.experts, token_mask, scopes,
                       gradients.score_sums, gradients.z_sums, ops::Write(dlogits));
-  gate_.Backward(ctx, dlogits, {quant::BF16{}, r.x, {}}, ops::Accumulate(dx));
+  gate_.Backward(ctx, dlogits, r.x, ops::Accumulate(dx));
   if (config_.jitter > 0 && r.noise.step) {
     ops::Jitter(ctx, JitterOf(r.noise), r.noise.step, dx, ops::Write(dx));
   }

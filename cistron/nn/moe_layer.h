@@ -75,7 +75,8 @@ class MoeLayer {
 
  private:
   struct Record {
-    Tensor x, logits, experts;
+    SavedOperand x;  // of the gate
+    Tensor logits, experts;
     std::shared_ptr<const TokenDispatcher::State> dispatch;
     std::int64_t rows = 0;
     Noise noise{};

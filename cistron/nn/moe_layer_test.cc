@@ -18,6 +18,8 @@ namespace cistron::nn {
 namespace {
 
 using testing::Agrees;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 struct Layer {
   Layer(const MoeLayer::Config& config, DType dtype)
@@ -103,6 +105,18 @@ TEST(MoeLayer, ZeroTokenExpert) {
       }
     }
   }
+}
+
+TEST(MoeLayer, BackwardAfterTheParametersChangedIsRefused) {
+  const ops::Context ctx;
+  Layer layer({.hidden = 8, .ffn = 6, .router = {.num_experts = 4, .top_k = 2}}, DType::kF32);
+  const Tensor x = Input(5, 8, DType::kF32);
+  Saved saved;
+  MoeLayer::Routing routing;
+  layer.moe.Forward(ctx, x, {}, {}, MoeLayer::Statistics::kNone, {}, routing, &saved);
+  layer.store.MarkChanged();
+  EXPECT_THAT([&] { layer.moe.Backward(ctx, x, {}, {}, {}, saved); },
+              ThrowsMessage<Error>(HasSubstr("parameters changed")));
 }
 
 // one-token, many-experts: 1 token of 512 experts, K 32.

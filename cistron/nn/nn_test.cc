@@ -1,8 +1,10 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "cistron/check/compare.h"
+#include "cistron/nn/attention.h"
 #include "cistron/nn/load_balancing_loss.h"
 #include "cistron/nn/parameter.h"
 #include "cistron/nn/rotary_table.h"
@@ -45,6 +47,22 @@ TEST(RotaryTable, IsAsLongAsNeededAndGrowingChangesNoValue) {
     EXPECT_TRUE(testing::Agrees(
         check::CompareBitwise("whole", large, ops::RopeTable(large.dim(0), 6, 1e4, dtype))));
   }
+}
+
+TEST(SelfAttention, BackwardAfterTheParametersChangedIsRefused) {
+  const ops::Context ctx;
+  LocalParameterStore store(ctx, DType::kF32);
+  const ops::AttentionConfig config{.num_heads = 2, .num_kv_heads = 1, .head_dim = 4};
+  const SelfAttention attention(store, "attn.", 8, config,
+                                std::make_shared<RotaryTable>(4, 1e4, DType::kF32));
+  store.Initialize(1, 0.3);
+  const ops::PackedSequences sequences = ops::UniformSequences(1, 3);
+  const Tensor x = Tensor::Zeros({3, 8}, DType::kF32);
+  Saved saved;
+  attention.Forward(ctx, x, sequences, &saved);
+  store.MarkChanged();
+  EXPECT_THAT([&] { attention.Backward(ctx, x, sequences, saved); },
+              ::testing::ThrowsMessage<Error>(::testing::HasSubstr("parameters changed")));
 }
 
 TEST(ParameterStore, MastersHoldTheExactValues) {

@@ -19,9 +19,10 @@ const QuantizedTensor& Operand::Quantized(const ops::Context& ctx, const quant::
   return quantized_;
 }
 
-SavedOperand Operand::Save(const ops::Context& ctx, const quant::Recipe& recipe) {
-  if (!quant::Quantizes(recipe)) return {recipe, x_, {}};
-  SavedOperand saved{recipe, {}, Quantized(ctx, recipe, /*columnwise=*/true)};
+SavedOperand Operand::Save(const ops::Context& ctx, const quant::Recipe& recipe,
+                           std::uint64_t version) {
+  if (!quant::Quantizes(recipe)) return {recipe, x_, {}, version};
+  SavedOperand saved{recipe, {}, Quantized(ctx, recipe, /*columnwise=*/true), version};
   if (!IsDirectionless(saved.quantized.layout.scaling)) saved.quantized.rowwise = {};
   return saved;
 }

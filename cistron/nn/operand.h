@@ -2,6 +2,7 @@
 // quantised as a recipe says, once for all the products that it enters.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -12,11 +13,13 @@
 namespace cistron::nn {
 
 // What forward keeps of its input for the weight gradient: the tensor itself, or its column-wise
-// codes alone. Backward follows the recipe that forward followed.
+// codes alone. Backward follows the recipe that forward followed, and is refused where the weights
+// are no longer those of forward.
 struct SavedOperand {
   quant::Recipe recipe;
   Tensor tensor;              // BF16
   QuantizedTensor quantized;  // every other recipe
+  std::uint64_t version = 0;  // of the weights that it was multiplied with
 
   std::int64_t bytes() const { return tensor ? tensor.bytes() : quantized.bytes(); }
 };
@@ -39,7 +42,8 @@ class Operand {
   // The quantised tensor; the copies are those asked for at the first call with a recipe.
   const QuantizedTensor& Quantized(const ops::Context& ctx, const quant::Recipe& recipe,
                                    bool columnwise);
-  SavedOperand Save(const ops::Context& ctx, const quant::Recipe& recipe);
+  // `version`: of the weights, ParameterStore::version().
+  SavedOperand Save(const ops::Context& ctx, const quant::Recipe& recipe, std::uint64_t version);
 
  private:
   Tensor x_, split_sizes_;

@@ -22,6 +22,14 @@ void DrawNormal(std::uint64_t seed, std::string_view name, double std, std::int6
   });
 }
 
+void CheckVersionOfForward(const ParameterStore& store, std::uint64_t version_of_forward,
+                           std::string_view op) {
+  CISTRON_CHECK(version_of_forward == store.version(),
+                "{}: the parameters changed after the forward pass that this backward belongs to; "
+                "run backward before the optimiser's update",
+                op);
+}
+
 LocalParameterStore::LocalParameterStore(const ops::Context& ctx, DType dtype)
     : ctx_(ctx), dtype_(dtype) {
   CISTRON_CHECK(dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16,

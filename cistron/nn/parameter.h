@@ -72,6 +72,11 @@ class ParameterStore {
   virtual ops::Output GradientOutput(ParameterId id) = 0;
 };
 
+// Throws, naming `op`, unless the weights are those of the forward pass: every op whose backward
+// reads a weight records version() in forward and checks it in backward.
+void CheckVersionOfForward(const ParameterStore& store, std::uint64_t version_of_forward,
+                           std::string_view op);
+
 // A weight held for the length of a scope.
 class AcquiredWeight {
  public:

@@ -20,13 +20,14 @@ RmsNorm::Result RmsNorm::Forward(const ops::Context& ctx, const Tensor& x, const
   const AcquiredWeight gain(*store_, gain_);
   ops::RmsNormForward(ctx, x, residual, gain.tensor(), eps_, residual ? r.h : Tensor(), rstd,
                       ops::Write(r.y));
-  if (saved != nullptr) saved->Push<Record>(this, name_) = {r.h, rstd};
+  if (saved != nullptr) saved->Push<Record>(this, name_) = {r.h, rstd, store_->version()};
   return r;
 }
 
 Tensor RmsNorm::Backward(const ops::Context& ctx, const Tensor& dy, const Tensor& dh,
                          Saved& saved) const {
   const Record record = saved.Pop<Record>(this, name_);
+  CheckVersionOfForward(*store_, record.version, name_);
   Tensor out = ctx.Empty(dy.shape(), dy.dtype());
   const AcquiredWeight gain(*store_, gain_);
   ops::RmsNormBackward(ctx, dy, record.h, record.rstd, gain.tensor(), dh, ops::Write(out),
@@ -42,6 +43,7 @@ Tensor RmsNorm::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInp
 Tensor RmsNorm::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
                          Saved& saved) const {
   const Record record = saved.Pop<Record>(this, name_);
+  CheckVersionOfForward(*store_, record.version, name_);
   Tensor dx = ctx.Empty(dy.shape(), dy.dtype());
   const AcquiredWeight gain(*store_, gain_);
   ops::RmsNormBackward(ctx, dy, record.h, record.rstd, gain.tensor(), {}, ops::Write(dx),

@@ -36,6 +36,7 @@ class RmsNorm final : public BasicOp {
  private:
   struct Record {
     Tensor h, rstd;
+    std::uint64_t version = 0;
   };
   ParameterStore* store_;
   ParameterId gain_;

@@ -442,6 +442,29 @@ TEST_F(SavedState, IsOfTheParametersOfItsForward) {
   }
 }
 
+TEST_F(SavedState, OfANormAndOfALinearIsOfTheParametersOfItsForward) {
+  LocalParameterStore store(ctx_, DType::kF32);
+  const RmsNorm norm(store, "norm", kHidden, 1e-5);
+  const Linear linear(store, "w", 8, kHidden);
+  store.Initialize(1, 0.3);
+  const Tensor dy = testing::Normal({4, 8}, DType::kF32, "dy");
+  Saved saved;
+  norm.Forward(ctx_, x_, Tensor(), &saved);
+  norm.Forward(ctx_, x_, ExtraInputs{}, &saved);
+  Operand input = linear.Input(x_);
+  SavedOperand kept;
+  linear.Forward(ctx_, input, &kept, ops::Write(ctx_.Empty({4, 8}, DType::kF32)));
+  store.MarkChanged();
+  const auto changed = ThrowsMessage<Error>(HasSubstr("parameters changed"));
+  EXPECT_THAT([&] { norm.Backward(ctx_, x_, BackwardOutputs{}, saved); }, changed);
+  EXPECT_THAT([&] { norm.Backward(ctx_, x_, Tensor(), saved); }, changed);
+  EXPECT_THAT(
+      [&] {
+        linear.Backward(ctx_, dy, kept, ops::Write(ctx_.Empty({4, kHidden}, DType::kF32)));
+      },
+      changed);
+}
+
 TEST_F(SavedState, SeveralForwardsMayBeInFlight) {
   Experts e(2);
   Saved first = Forward(e), second = Forward(e);
@@ -468,6 +491,66 @@ TEST(GroupedLinear, DelayedWeightGradientsAreTheSame) {
     return layer.own_store()->parameters()[0].grad;
   };
   EXPECT_TRUE(Agrees(check::CompareBitwise("dw", gradient(true), gradient(false))));
+}
+
+// Gradients of the weights before an update must not reach the step after it.
+TEST(GroupedLinear, DelayedWeightGradientsOfOlderParametersAreRefused) {
+  const ops::Context ctx;
+  const Tensor x = testing::Normal({9, 16}, DType::kF32, "x");
+  const Tensor dy = testing::Normal({9, 24}, DType::kF32, "dy");
+  const Tensor counts = Tensor::FromSpan<std::int64_t>({2}, std::array<std::int64_t, 2>{4, 5});
+  const GroupedLinear layer({.num_groups = 2,
+                             .in_features = 16,
+                             .out_features = 24,
+                             .delay_weight_gradients = true,
+                             .name = "fc"});
+  const auto pass = [&] {
+    Saved saved;
+    layer.Forward(ctx, x, {.split_sizes = counts}, &saved);
+    layer.Backward(ctx, dy, {}, saved);
+  };
+  pass();
+  layer.own_store()->MarkChanged();
+  pass();
+  EXPECT_THAT(
+      [&] { layer.ComputeWeightGradients(ctx); },
+      ThrowsMessage<Error>(AllOf(HasSubstr("fc"), HasSubstr("before the optimiser's update"))));
+  EXPECT_FALSE(layer.own_store()->parameters()[0].has_grad);
+  pass();  // the layer goes on
+  layer.ComputeWeightGradients(ctx);
+  EXPECT_TRUE(layer.own_store()->parameters()[0].has_grad);
+}
+
+// dy is quantised in backward: the delayed product needs no scope, and takes no later scale.
+TEST(GroupedLinear, DelayedWeightGradientsTakeTheScalesOfTheirBackward) {
+  const ops::Context ctx;
+  const Tensor x = testing::Normal({9, 16}, DType::kF32, "x");
+  const Tensor dy = testing::Normal({9, 24}, DType::kF32, "dy");
+  const Tensor counts = Tensor::FromSpan<std::int64_t>({2}, std::array<std::int64_t, 2>{4, 5});
+  for (const quant::Recipe& recipe : kRecipes) {
+    SCOPED_TRACE(quant::Name(recipe));
+    const auto gradient = [&](bool delay) {
+      const GroupedLinear layer({.num_groups = 2,
+                                 .in_features = 16,
+                                 .out_features = 24,
+                                 .delay_weight_gradients = delay,
+                                 .name = "fc"});
+      quant::ScalingStates states;
+      for (int step = 0; step < 2; ++step) {
+        layer.own_store()->ZeroGradients();
+        {
+          const quant::Autocast scope(recipe, {.states = &states});
+          Saved saved;
+          layer.Forward(ctx, x, {.split_sizes = counts}, &saved);
+          layer.Backward(ctx, dy, {.input = false}, saved);
+        }
+        states.EndStep(ctx);
+        layer.ComputeWeightGradients(ctx);
+      }
+      return layer.own_store()->parameters()[0].grad;
+    };
+    EXPECT_TRUE(Agrees(check::CompareBitwise("dw", gradient(true), gradient(false))));
+  }
 }
 
 // One weight an expert gives the codes, the sums and the gradients of one weight for all.

@@ -14,10 +14,7 @@ quant::Recipe WeightProducts::recipe() const {
 }
 
 void WeightProducts::CheckVersion(std::uint64_t version_of_forward) const {
-  CISTRON_CHECK(version_of_forward == version(),
-                "{}: the parameters changed after the forward pass that this backward belongs to; "
-                "run backward before the optimiser's update",
-                name());
+  CheckVersionOfForward(*store_, version_of_forward, name());
 }
 
 Operand WeightProducts::Input(const Tensor& x, const Tensor& split_sizes) const {
@@ -58,6 +55,7 @@ void WeightProducts::Dgrad(const ops::Context& ctx, const quant::Recipe& recipe,
 }
 
 void WeightProducts::Wgrad(const ops::Context& ctx, Operand& dy, const SavedOperand& x) const {
+  CheckVersion(x.version);
   const ops::Output dw = store_->GradientOutput(weight_);
   if (quant::Quantizes(x.recipe)) {
     return ops::QuantizedGemmWgrad(ctx, dy.Quantized(ctx, x.recipe, /*columnwise=*/true),

@@ -19,7 +19,8 @@ class WeightProducts {
   const std::string& name() const { return store_->spec(weight_).name; }
   void SetRowParts(std::int64_t parts) const { store_->SetRowParts(weight_, parts); }
   const ParameterSpec& spec() const { return store_->spec(weight_); }
-  // Backward must see the weights of its forward: record version() there, and check it.
+  // Backward must see the weights of its forward: record version() there, and check it. Save does
+  // the former, Wgrad the latter; who calls Dgrad alone checks.
   std::uint64_t version() const { return store_->version(); }
   void CheckVersion(std::uint64_t version_of_forward) const;
   // For fused ops: the weight in the model's dtype, held while the result lives, and the place of
@@ -32,6 +33,11 @@ class WeightProducts {
   // Wrappers of an input and of an output's gradient, quantised as this weight needs them.
   Operand Input(const Tensor& x, const Tensor& split_sizes) const;
   Operand OutputGradient(const Tensor& dy, const Tensor& split_sizes) const;
+
+  // What Wgrad will need of x.
+  SavedOperand Save(const ops::Context& ctx, const quant::Recipe& recipe, Operand& x) const {
+    return x.Save(ctx, recipe, version());
+  }
 
   // `for_backward`: x will be saved, so that its column-wise copy is made in the same pass.
   void Forward(const ops::Context& ctx, const quant::Recipe& recipe, Operand& x, bool for_backward,

@@ -68,18 +68,19 @@ Tensor GroupedMlp::Forward(const ops::Context& ctx, const Tensor& x, const Extra
   const quant::Recipe recipe = fc1_.products().recipe();
   const std::int64_t rows = x.dim(0);
   Tensor y = ctx.Empty({rows, fc2_.options().out_features}, x.dtype());
-  Record r{{}, {}, extra.scale, extra.split_sizes, fc1_.products().version()};
+  Record r{{}, {}, extra.scale, extra.split_sizes};
   if (quant::Quantizes(recipe)) {
     QuantizedForward(ctx, recipe, x, saved != nullptr, y, r);
   } else {
     const AcquiredWeight w1 = fc1_.products().Weight(), w2 = fc2_.products().Weight();
     if (saved != nullptr) {
-      r.x = {recipe, x, {}};
+      r.x = {recipe, x, {}, fc1_.products().version()};
       r.pre_activation = ctx.Empty({rows, fc1_.options().out_features}, x.dtype());
     }
     ops::GroupedMlpForward(ctx, {x, extra.split_sizes}, {w1.tensor(), w2.tensor()}, extra.scale,
                            r.pre_activation, ops::Write(y));
   }
+  r.fc2_version = fc2_.products().version();
   if (saved != nullptr) saved->Push<Record>(this, fc1_.name()) = std::move(r);
   return y;
 }
@@ -87,8 +88,8 @@ Tensor GroupedMlp::Forward(const ops::Context& ctx, const Tensor& x, const Extra
 Tensor GroupedMlp::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
                             Saved& saved) const {
   const Record r = saved.Pop<Record>(this, fc1_.name());
-  fc1_.products().CheckVersion(r.version);
-  fc2_.products().CheckVersion(r.version);
+  fc1_.products().CheckVersion(r.x.version);
+  fc2_.products().CheckVersion(r.fc2_version);
   CISTRON_CHECK(!out.bias_scale,
                 "{}: the gradient of bias_scale was asked of layers without a bias", fc1_.name());
   const Tensor dx =

@@ -31,7 +31,7 @@ class GroupedMlp final : public FusedOp {
   struct Record {
     SavedOperand x;
     Tensor pre_activation, scale, split_sizes;
-    std::uint64_t version = 0;
+    std::uint64_t fc2_version = 0;  // its store may be another
     std::int64_t bytes() const {
       return x.bytes() + pre_activation.bytes() + (scale ? scale.bytes() : 0);
     }

@@ -104,7 +104,7 @@ void GroupedMlp::QuantizedForward(const ops::Context& ctx, const quant::Recipe& 
                                                 {.rowwise = true, .columnwise = false});
     ops::QuantizedGemmForward(ctx, qact, waves.Of(w2, w), ops::Write(w.Rows(y)));
   });
-  if (training) r.x = input.Save(ctx, recipe);
+  if (training) r.x = fc1_.products().Save(ctx, recipe, input);
 }
 
 void GroupedMlp::QuantizedBackward(const ops::Context& ctx, const Tensor& dy,
