@@ -16,6 +16,7 @@
 #include "cistron/nn/quantize.h"
 #include "cistron/nn/rms_norm.h"
 #include "cistron/nn/scaled_swiglu.h"
+#include "cistron/ops/grouped_mlp/row_pieces.h"
 #include "cistron/ops/split_sizes.h"
 #include "cistron/quant/autocast.h"
 #include "cistron/testing/gradient_check.h"
@@ -165,6 +166,7 @@ TEST(GroupedMlp, FormatMixup) {
 }
 
 TEST(GroupedMlp, EqualsItsOpsBitForBitInEveryRecipe) {
+  const ops::internal::ScopedWaveBytes two_waves(1 << 20);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const quant::Recipe& recipe : kRecipes) {
       for (const auto& counts : Counts()) {

@@ -6,14 +6,13 @@
 #include <algorithm>
 
 #include "cistron/ops/activation/activation.h"
+#include "cistron/ops/grouped_mlp/row_pieces.h"
 #include "cistron/ops/quantized_gemm/quantized_gemm.h"
 #include "cistron/ops/split_sizes.h"
 #include "cistron/quant/quantizer.h"
 
 namespace cistron::nn::fuse {
 namespace {
-
-constexpr std::int64_t kWaveRows = 1024;
 
 // Groups [begin, end) and their rows.
 struct Wave {
@@ -31,10 +30,11 @@ struct Wave {
 class Waves {
  public:
   Waves(const ops::Context& ctx, const quant::Recipe& recipe, const Tensor& split_sizes,
-        std::int64_t max_rows)
+        std::int64_t max_rows, std::int64_t row_bytes)
       : ctx_(ctx),
         recipe_(recipe),
         split_sizes_(split_sizes),
+        wave_rows_(ops::internal::WaveRows(row_bytes)),
         offsets_(ops::RowOffsets("GroupedMLP", split_sizes, max_rows)) {}
 
   // Calls f(wave) for waves that cover all groups in order.
@@ -42,7 +42,7 @@ class Waves {
   void ForEach(F&& f) const {
     const std::int64_t groups = split_sizes_.numel();
     for (std::int64_t begin = 0, end = 0; begin < groups; begin = end) {
-      while (end < groups && (end == begin || At(end + 1) - At(begin) <= kWaveRows)) ++end;
+      while (end < groups && (end == begin || At(end + 1) - At(begin) <= wave_rows_)) ++end;
       f(Wave{begin, end, At(begin), At(end) - At(begin)});
     }
   }
@@ -77,6 +77,7 @@ class Waves {
   const ops::Context& ctx_;
   const quant::Recipe& recipe_;
   Tensor split_sizes_;
+  std::int64_t wave_rows_;
   std::vector<std::int64_t> offsets_;
 };
 
@@ -86,7 +87,9 @@ void GroupedMlp::QuantizedForward(const ops::Context& ctx, const quant::Recipe& 
                                   const Tensor& x, bool training, const Tensor& y,
                                   Record& r) const {
   const std::int64_t width = fc2_.options().in_features;
-  const Waves waves(ctx, recipe, r.split_sizes, x.dim(0));
+  // A wave holds A and its codes, and P where nobody keeps it.
+  const auto size = static_cast<std::int64_t>(SizeOf(x.dtype()));
+  const Waves waves(ctx, recipe, r.split_sizes, x.dim(0), width * ((training ? 1 : 3) * size + 1));
   Operand input = fc1_.products().Input(x, r.split_sizes);
   const QuantizedTensor& qx = input.Quantized(ctx, recipe, /*columnwise=*/training);
   const QuantizedTensor w1 = fc1_.products().Quantized(recipe);
@@ -112,7 +115,9 @@ void GroupedMlp::QuantizedBackward(const ops::Context& ctx, const Tensor& dy,
                                    const Tensor& dx) const {
   const quant::Recipe& recipe = r.x.recipe;
   const std::int64_t width = fc2_.options().in_features;
-  const Waves waves(ctx, recipe, r.split_sizes, dy.dim(0));
+  // A wave holds dA, dP, A, and the codes of dP (twice) and A.
+  const Waves waves(ctx, recipe, r.split_sizes, dy.dim(0),
+                    width * (4 * static_cast<std::int64_t>(SizeOf(dy.dtype())) + 5));
   Operand gradient = fc2_.products().OutputGradient(dy, r.split_sizes);
   const QuantizedTensor& qdy = gradient.Quantized(ctx, recipe, /*columnwise=*/out.weights);
   const QuantizedTensor w1 = fc1_.products().Quantized(recipe);

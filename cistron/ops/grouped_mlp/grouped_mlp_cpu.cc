@@ -24,7 +24,6 @@ std::int64_t ChunkRows(DType dtype) {
   return dtype == DType::kF32 ? 192 : 448;
 }
 constexpr std::int64_t kPieceRows = 1024;
-constexpr std::int64_t kWaveRows = 512;
 constexpr std::int64_t kRowsWorthTransposing = 96;  // as in gemm_cpu.cc
 constexpr std::int64_t kPadding = 16;  // elements between rows that would lie a power of two apart
 
@@ -99,12 +98,12 @@ void Forward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpFor
 struct Wave {
   std::int64_t begin, end, first, rows;
 };
-std::vector<Wave> Waves(const std::vector<std::int64_t>& offsets) {
+std::vector<Wave> Waves(const std::vector<std::int64_t>& offsets, std::int64_t max_rows) {
   const auto groups = static_cast<std::int64_t>(offsets.size()) - 1;
   const auto at = [&](std::int64_t e) { return offsets[static_cast<std::size_t>(e)]; };
   std::vector<Wave> waves;
   for (std::int64_t begin = 0, end = 0; begin < groups; begin = end) {
-    while (end < groups && (end == begin || at(end + 1) - at(begin) <= kWaveRows)) ++end;
+    while (end < groups && (end == begin || at(end + 1) - at(begin) <= max_rows)) ++end;
     waves.push_back({begin, end, at(begin), at(end) - at(begin)});
   }
   return waves;
@@ -125,8 +124,10 @@ void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBa
   const std::vector<std::int64_t> offsets = RowOffsets("grouped_mlp", args.split_sizes, p.max_rows);
   const bool weights = static_cast<bool>(args.out.dw1);
   // Where dP is wanted whole there is no reason for several waves.
-  const std::vector<Wave> waves =
-      args.dpre ? std::vector<Wave>{{0, p.groups, 0, offsets.back()}} : Waves(offsets);
+  // A wave holds dP and A.
+  const std::int64_t row_bytes = 3 * p.ffn * static_cast<std::int64_t>(SizeOf(p.dtype));
+  const std::vector<Wave> waves = args.dpre ? std::vector<Wave>{{0, p.groups, 0, offsets.back()}}
+                                            : Waves(offsets, WaveRows(row_bytes));
   std::int64_t most = 0;
   for (const Wave& w : waves) most = std::max(most, w.rows);
   const Output all_dpre = args.dpre ? args.dpre : Write(ctx.Empty({most, 2 * p.ffn}, p.dtype));

@@ -291,6 +291,7 @@ void CheckCase(const Context& ctx, const Case& test, DType dtype, const Exact& e
 }
 
 TEST(GroupedMlpOp, WithinTheBoundOfF64) {
+  const internal::ScopedWaveBytes several_waves(1 << 14);
   for (const Case& test : Cases()) {
     for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
       SCOPED_TRACE(fmt::format("{} {} seed {}", test.name, Name(dtype), testing::TestSeed()));

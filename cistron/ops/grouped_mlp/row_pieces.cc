@@ -36,4 +36,20 @@ std::vector<RowPiece> PlanRowPieces(std::span<const std::int64_t> offsets, int t
   return pieces;
 }
 
+namespace {
+constexpr std::int64_t kWaveBytes = 8 << 20;
+std::int64_t wave_bytes = kWaveBytes;
+}  // namespace
+
+std::int64_t WaveRows(std::int64_t bytes_per_row) {
+  return std::max<std::int64_t>(1, wave_bytes / std::max<std::int64_t>(1, bytes_per_row));
+}
+
+ScopedWaveBytes::ScopedWaveBytes(std::int64_t bytes) {
+  wave_bytes = bytes;
+}
+ScopedWaveBytes::~ScopedWaveBytes() {
+  wave_bytes = kWaveBytes;
+}
+
 }  // namespace cistron::ops::internal

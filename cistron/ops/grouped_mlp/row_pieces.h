@@ -24,4 +24,18 @@ void CutRows(std::int64_t group, std::int64_t begin, std::int64_t end, std::int6
 std::vector<RowPiece> PlanRowPieces(std::span<const std::int64_t> offsets, int threads,
                                     std::int64_t most);
 
+// Rows of a wave of whole groups, whose intermediate tensors take `bytes_per_row`: as many as keep
+// them within 8 MiB, about a share of the last-level cache. Each wave costs a meeting of all
+// threads after every product, so waves are as large as that allows.
+std::int64_t WaveRows(std::int64_t bytes_per_row);
+
+// Another limit of bytes while this lives, so that small tests have several waves.
+class ScopedWaveBytes {
+ public:
+  explicit ScopedWaveBytes(std::int64_t bytes);
+  ~ScopedWaveBytes();
+  ScopedWaveBytes(const ScopedWaveBytes&) = delete;
+  ScopedWaveBytes& operator=(const ScopedWaveBytes&) = delete;
+};
+
 }  // namespace cistron::ops::internal
