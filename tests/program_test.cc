@@ -261,6 +261,36 @@ TEST_F(ProgramTest, TrainThenEvalScoreConvertInspectReport) {
   EXPECT_EQ(Run({"baseline", run, "--max-order", "3"}).status, 0);
 }
 
+TEST_F(ProgramTest, EvalAndScoreFollowARecipe) {
+  const Result trained = Train({"precision=mxfp8", "train.steps=4"});
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  const std::string run = tiny_.path("run").string(), fasta = tiny_.path("tiny.fa").string();
+  const auto lines = train::ReadMetrics(tiny_.path("run") / "metrics.jsonl");
+  ASSERT_TRUE(!lines.empty() && lines.back().heldout);
+  const std::string checkpoint = run + "/checkpoints/step-00000004";
+  const auto files = [&](const char* verb, const char* precision) {
+    return Run({verb, checkpoint, "--data", fasta, "--precision", precision});
+  };
+  for (const char* verb : {"eval", "score"}) {
+    SCOPED_TRACE(verb);
+    const Result plain = files(verb, "bf16");
+    EXPECT_EQ(plain.status, 0) << plain.err;
+    for (const char* precision : {"mxfp8", "fp8_block", "fp8_current"}) {
+      const Result r = files(verb, precision);
+      EXPECT_EQ(r.status, 0) << r.err;
+      EXPECT_NE(r.out, plain.out) << precision;
+    }
+    const Result refused = files(verb, "fp8_delayed");
+    EXPECT_EQ(refused.status, 2);
+    EXPECT_THAT(refused.err, HasSubstr("no state of delayed scaling"));
+  }
+  // The run's own number, which is that of its fp32 masters: the final model is in bf16.
+  const Result held_out =
+      Run({"eval", checkpoint, "--precision", "mxfp8", "--batch-tokens", "2048"});
+  EXPECT_EQ(held_out.status, 0) << held_out.err;
+  EXPECT_THAT(held_out.out, HasSubstr(fmt::format("\t{:.6f}\t", lines.back().heldout->loss)));
+}
+
 TEST_F(ProgramTest, WhatTrainReadsEvalAndScoreReadToo) {
   const auto line = [](const std::string& field, char tag) {
     return "{\"" + field + "\": \"" + tag + "E.coli" + tag + Bases(2000) + "\"}\n";

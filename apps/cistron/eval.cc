@@ -25,8 +25,16 @@ class EvalCommand final : public Command {
            "mean over bases, in nats. Prints a tab-separated line a file and one for all; NA "
            "where\n"
            "nothing can be scored.\n"
+           "With --precision mxfp8, fp8_block, fp8_current the products of the layers follow the "
+           "recipe;\n"
+           "fp8_delayed takes its scales from a checkpoint of such a run. Under fp8_current a "
+           "scale "
+           "spans\n"
+           "the --batch-tokens computed at once, so the loss depends on them.\n"
            "Examples:\n"
            "  cistron eval runs/L0_sanity                   (the held-out part of the run)\n"
+           "  cistron eval runs/mx/checkpoints/step-00001000 --precision mxfp8   (as the run "
+           "itself)\n"
            "  cistron eval runs/L0_sanity/final --data genome.fa.gz plasmid.fa\n"
            "  cistron eval MODEL --data genome.fa --seq-len 256 --alphabet dna";
   }
@@ -42,6 +50,7 @@ class EvalCommand final : public Command {
                     option);
     }
     const auto m = evaluation_.Load();
+    const quant::Autocast recipe = evaluation_.Recipe();
     fmt::print("file\tbases\tloss\tperplexity\tbits_per_base\n");
     if (evaluation_.files().empty()) {
       HeldoutOfRun(*m);
@@ -65,12 +74,20 @@ class EvalCommand final : public Command {
     fmt::print("{}\t{}\t{}\n", what, r.bases, Columns(r));
   }
 
+  // The run directory given, or that in which the checkpoint given lies.
+  train::RunPaths RunOfModel() const {
+    const std::filesystem::path path = std::filesystem::canonical(evaluation_.model_path());
+    const train::RunPaths above{path.parent_path().parent_path()};
+    return path.parent_path() == above.checkpoints() ? above : train::RunPaths{path};
+  }
+
   void HeldoutOfRun(model::LocalMixtral& m) {
-    const train::RunPaths run{evaluation_.model_path()};
+    const train::RunPaths run = RunOfModel();
     if (!std::filesystem::exists(run.config())) {
       CISTRON_THROW(kBadInput,
-                    "{}: only a run directory has held-out data of its own; give --data FILE",
-                    run.root.string());
+                    "{}: only a run directory, and a checkpoint in one, has held-out data of its "
+                    "own; give --data FILE",
+                    evaluation_.model_path());
     }
     data::DataConfig data = train::LoadRunConfig(run.config(), {}).config.data;
     data.seq_len = evaluation_.rules().seq_len;

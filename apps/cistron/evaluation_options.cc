@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "apps/cistron/precision.h"
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
 #include "cistron/train/model_source.h"
@@ -19,13 +18,23 @@ void EvaluationOptions::Declare(Options& options) {
                  "bytes, as #; text between two of the same is not scored; empty: as trained");
   options.Option("--json-field", json_field_,
                  "field of JSONL records; empty: as the model was trained");
-  options.Choice("--precision", precision_, {"fp32", "bf16", "fp64"}, "number format");
+  options.Choice(
+      "--precision", precision_,
+      {"fp32", "bf16", "fp64", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8"},
+      "number format; a recipe has the options of the model's own run, where that has it");
   options.Option("--batch-tokens", batch_tokens_, "tokens computed at once");
   options.Option("--threads", threads_, "0: all that the machine grants");
 }
 
 void EvaluationOptions::Prepare() {
   if (threads_ > 0) SetNumThreads(static_cast<int>(threads_));
+  // fp64 is none of the formats of a run.
+  dtype_ = DType::kF64;
+  if (precision_ != "fp64") {
+    const train::Precision precision = train::ParsePrecision(precision_);
+    dtype_ = train::ModelDType(precision);
+    recipe_ = train::ReadEvaluationRecipe(model_, precision);
+  }
   const model::MixtralConfig config = train::ReadModelConfig(train::FindModel(model_));
   rules_ = train::GetReadingRules(config);
   if (!alphabet_.empty()) rules_.alphabet = data::FindAlphabet(alphabet_).value();
@@ -53,7 +62,7 @@ std::string Columns(const train::EvaluationResult& r) {
 }
 
 std::unique_ptr<model::LocalMixtral> EvaluationOptions::Load() const {
-  return train::LoadModel(ops::Context(), model_, ParsePrecision(precision_));
+  return train::LoadModel(ops::Context(), model_, dtype_);
 }
 
 }  // namespace cistron::app

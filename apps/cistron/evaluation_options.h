@@ -8,6 +8,7 @@
 #include "apps/cistron/command.h"
 #include "cistron/model/local_mixtral.h"
 #include "cistron/train/evaluate.h"
+#include "cistron/train/evaluation_recipe.h"
 #include "cistron/train/reading_rules.h"
 
 namespace cistron::app {
@@ -18,6 +19,8 @@ class EvaluationOptions {
   // Reads the model's configuration and settles the rules; throws before anything is computed.
   void Prepare();
   std::unique_ptr<model::LocalMixtral> Load() const;
+  // The recipe of --precision, to be kept open around the evaluation.
+  quant::Autocast Recipe() { return quant::Autocast(recipe_.recipe, recipe_.Scope()); }
 
   const std::string& model_path() const { return model_; }
   const std::vector<std::string>& files() const { return files_; }
@@ -30,6 +33,8 @@ class EvaluationOptions {
   std::string model_, precision_ = "fp32", alphabet_, tag_delimiters_, json_field_;
   std::vector<std::string> files_;
   std::int64_t seq_len_ = 0, batch_tokens_ = 4096, threads_ = 0;
+  DType dtype_ = DType::kF32;
+  train::EvaluationRecipe recipe_;
   train::ReadingRules rules_;
 };
 

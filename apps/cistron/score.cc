@@ -34,6 +34,7 @@ class ScoreCommand final : public Command {
     if (evaluation_.files().empty()) CISTRON_THROW(kBadInput, "score: give --data FILE");
     evaluation_.Prepare();
     const auto m = evaluation_.Load();
+    const quant::Autocast recipe = evaluation_.Recipe();
     std::string table = "file\trecord\tlength\tbases\tloss\tperplexity\tbits_per_base\n";
     for (const std::string& file : evaluation_.files()) {
       const auto corpus = data::Corpus::Open(train::WholeFile(file, evaluation_.rules()));

@@ -9,8 +9,11 @@
 #include "cistron/base/error.h"
 #include "cistron/model/local_mixtral.h"
 #include "cistron/ops/cross_entropy/cross_entropy.h"
+#include "cistron/train/evaluation_recipe.h"
 #include "cistron/train/expert_bases.h"
+#include "cistron/train/model_source.h"
 #include "cistron/train/reading_rules.h"
+#include "cistron/train/run_directory.h"
 #include "cistron/train/score.h"
 #include "cistron/train/tiny_run.h"
 
@@ -167,6 +170,56 @@ TEST_F(EvaluateTest, RecordsAddUpToTheFile) {
         Evaluate(model_.model, stream, config_.data.seq_len, 0, batch_tokens);
     EXPECT_NEAR(records[0].nll + records[3].nll, all.nll, 1e-6 * all.nll);
   }
+}
+
+// A checkpoint evaluated under the recipe of its run gives the run's own number, to the last bit.
+TEST(EvaluationRecipe, OfACheckpointGivesTheRunsOwnLoss) {
+  TinyRun run("evaluation_recipe");
+  for (const char* name : {"mxfp8", "fp8_block", "fp8_current", "fp8_delayed"}) {
+    SCOPED_TRACE(name);
+    const std::vector<std::string> options = {std::string("precision=") + name, "train.steps=2",
+                                              "recipe.last_layers_bf16=1", "recipe.format=e4m3"};
+    const auto outcome = run.Train(name, options);
+    ASSERT_TRUE(outcome.heldout);
+    const RunConfig config = run.Load(name, options).config;
+    const auto path = io::NewestGoodCheckpoint(RunPaths{run.path(name)}.checkpoints()).value();
+    const Precision precision = ParsePrecision(name);
+    const auto m = LoadModel(ops::Context(), path, ModelDType(precision));
+    const data::EvaluationStream stream(data::Corpus::Open(config.data));
+    const auto loss = [&] {
+      return Evaluate(m->model, stream, config.data.seq_len, 0, 2048).Loss();
+    };
+    EvaluationRecipe recipe = ReadEvaluationRecipe(path, precision);
+    EXPECT_EQ(recipe.high_precision.last, 1);
+    {
+      const quant::Autocast scope(recipe.recipe, recipe.Scope());
+      EXPECT_EQ(loss(), outcome.heldout->loss);
+    }
+    EXPECT_NE(loss(), outcome.heldout->loss);  // outside it is another computation
+  }
+}
+
+TEST(EvaluationRecipe, DelayedScalingNeedsTheScalesOfACheckpoint) {
+  TinyRun run("evaluation_recipe_refusals");
+  run.Train("bf16", {"precision=bf16", "train.steps=2"});
+  const RunPaths paths{run.path("bf16")};
+  const auto error = [](const std::filesystem::path& path) -> std::string {
+    try {
+      ReadEvaluationRecipe(path, Precision::kFp8Delayed);
+    } catch (const Error& e) {
+      return e.message();
+    }
+    return "";
+  };
+  EXPECT_THAT(error(io::NewestGoodCheckpoint(paths.checkpoints()).value()),
+              ::testing::HasSubstr("has no state of delayed scaling"));
+  EXPECT_THAT(error(paths.root), ::testing::HasSubstr("holds weights alone"));
+  // Another recipe than the run's takes its own defaults; a final model knows its run.
+  run.Train("mx", {"precision=mxfp8", "train.steps=2", "recipe.last_layers_bf16=1"});
+  const RunPaths mx{run.path("mx")};
+  EXPECT_EQ(ReadEvaluationRecipe(mx.root, Precision::kMxfp8).high_precision.last, 1);
+  EXPECT_EQ(ReadEvaluationRecipe(mx.final_model() / "", Precision::kMxfp8).high_precision.last, 1);
+  EXPECT_EQ(ReadEvaluationRecipe(mx.root, Precision::kFp8Block).high_precision.last, 0);
 }
 
 }  // namespace

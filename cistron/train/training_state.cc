@@ -141,6 +141,18 @@ model::MixtralConfig CheckpointModelConfig(const io::CheckpointReader& reader, c
                                    dtype);
 }
 
+std::optional<RunConfig> CheckpointRunConfig(const io::CheckpointReader& reader,
+                                             const fs::path& path) {
+  const json state = ParseState(reader, path);
+  if (!state.contains("config")) return std::nullopt;
+  if (!state["config"].is_string()) {
+    CISTRON_THROW(kBadInput, "{}: the checkpoint's state is damaged: config is no text",
+                  path.string());
+  }
+  return ParseRunConfig(state["config"].get<std::string>(), path.string() + " (manifest.json)", {})
+      .config;
+}
+
 fs::path SaveWeights(const fs::path& root, const model::HuggingFaceModel& m) {
   std::vector<io::CheckpointBox> boxes;
   std::set<std::string> buffers;

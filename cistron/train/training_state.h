@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -47,6 +48,10 @@ std::string BufferKey(const std::string& name);
 model::MixtralConfig CheckpointModelConfig(const io::CheckpointReader& reader,
                                            const std::filesystem::path& path,
                                            std::string* dtype = nullptr);
+
+// The configuration of the run that saved a checkpoint; nothing for one of weights alone.
+std::optional<RunConfig> CheckpointRunConfig(const io::CheckpointReader& reader,
+                                             const std::filesystem::path& path);
 
 // A checkpoint of weights alone, at step 0: what a Hugging Face directory becomes by `convert`.
 std::filesystem::path SaveWeights(const std::filesystem::path& root,
