@@ -44,6 +44,10 @@ class BasicOp {
   // This op among others of its kind, for messages: the name of its parameter where it has one.
   virtual const std::string& name() const = 0;
 
+  // Told by Sequential where it appends the op: an op without a name of its own takes one of its
+  // position, "2.weight".
+  virtual void SetPosition(std::size_t /*position*/) {}
+
   // Equal parts of x's columns that mean different things, 2 where it is [gate | up]. Sequential
   // tells the op before, which quantises them apart.
   virtual std::int64_t input_parts() const { return 1; }

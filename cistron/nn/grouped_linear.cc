@@ -1,7 +1,11 @@
 #include "cistron/nn/grouped_linear.h"
 
+#include <string_view>
+#include <utility>
+
 #include "cistron/ops/grouped_bias/grouped_bias.h"
 #include "cistron/ops/split_sizes.h"
+#include "cistron/quant/autocast.h"
 
 namespace cistron::nn {
 
@@ -13,9 +17,25 @@ void CheckParts(const GroupedLinearOptions& options, std::int64_t parts) {
                 options.out_features);
 }
 
+constexpr std::string_view kUnnamed = "grouped_linear.weight";
+
+std::string BiasName(const std::string& weight) {
+  constexpr std::string_view kWeight = "weight";
+  if (!weight.ends_with(kWeight)) return weight + "_bias";
+  return weight.substr(0, weight.size() - kWeight.size()) + "bias";
+}
+
 }  // namespace
 
-GroupedLinear::GroupedLinear(const GroupedLinearOptions& options) : options_(options) {
+GroupedLinear::GroupedLinear(const GroupedLinearOptions& given)
+    : options_(given), unnamed_(given.name.empty()), unnamed_bias_(given.bias_name.empty()) {
+  if (unnamed_) options_.name = kUnnamed;
+  if (unnamed_bias_) options_.bias_name = BiasName(options_.name);
+  const GroupedLinearOptions& options = options_;
+  CISTRON_CHECK(!unnamed_ || options.store == nullptr,
+                "GroupedLinear: a layer in a store that it shares needs a name (in_features = {}, "
+                "out_features = {}); set options.name",
+                options.in_features, options.out_features);
   CISTRON_CHECK(options.num_groups >= 1 && options.in_features >= 1 && options.out_features >= 1,
                 "{}: num_groups = {}, in_features = {} and out_features = {} must be at least 1",
                 options.name, options.num_groups, options.in_features, options.out_features);
@@ -50,7 +70,26 @@ GroupedLinear::GroupedLinear(const GroupedLinearOptions& options) : options_(opt
                               .decays = false});
   }
   delayed_ = std::make_unique<std::vector<Delayed>>();
-  if (own_store_) own_store_->Initialize(options.seed, options.init_std);
+  if (own_store_) {
+    own_store_->Initialize(options.seed, options.init_std);
+    drawn_version_ = own_store_->version();
+  }
+}
+
+void GroupedLinear::SetPosition(std::size_t position) {
+  if (!unnamed_) return;
+  unnamed_ = false;
+  const std::string old = std::exchange(options_.name, fmt::format("{}.weight", position));
+  for (std::size_t i = 0; i < products_.size(); ++i) {
+    const std::string suffix = options_.per_expert_weights ? std::to_string(i) : "";
+    own_store_->Rename(old + suffix, options_.name + suffix);
+  }
+  if (unnamed_bias_) {
+    const std::string bias = std::exchange(options_.bias_name, BiasName(options_.name));
+    if (options_.bias) own_store_->Rename(bias, options_.bias_name);
+  }
+  if (own_store_->version() != drawn_version_) return;
+  own_store_->Initialize(options_.seed, options_.init_std);
 }
 
 void GroupedLinear::SetOutputParts(std::int64_t parts) {
@@ -67,6 +106,10 @@ void GroupedLinear::CheckInput(const Tensor& x, const ExtraInputs& extra) const 
                 options_.num_groups);
   CISTRON_CHECK(!options_.scaled_bias || extra.bias_scale,
                 "{}: the bias is scaled, but bias_scale was not given", name());
+  CISTRON_CHECK(
+      !unnamed_ || !std::holds_alternative<quant::DelayedScaling>(quant::RecipeFor(name())),
+      "GroupedLinear: DelayedScaling keeps the scales of a layer by its name, and this one "
+      "has none; set options.name");
 }
 
 std::int64_t GroupedLinear::Record::bytes() const {

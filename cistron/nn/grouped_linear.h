@@ -32,9 +32,11 @@ struct GroupedLinearOptions {
   // One parameter [N, K] an expert, NAME0, NAME1, …, instead of one [E, N, K]. The products run
   // expert by expert, with the same codes and sums; what is fused wants one tensor.
   bool per_expert_weights = false;
-  // Names of the weight [E, N, K] and of the bias.
-  std::string name = "grouped_linear.weight";
-  std::string bias_name = "grouped_linear.bias";
+  // Names of the weight [E, N, K] and of the bias. Empty: "N.weight" for op N of a Sequential, and
+  // the weight's name with bias for weight, or _bias behind it. A layer in a store that it was
+  // given must be named, and so must a layer by itself that follows DelayedScaling.
+  std::string name{};
+  std::string bias_name{};
   // Where the parameters live; null: in a store of the op's own, of `dtype`, drawn from
   // normal(0, init_std) of the stream (seed, name).
   ParameterStore* store = nullptr;
@@ -57,6 +59,9 @@ class GroupedLinear final : public BasicOp {
   // Of the one weight tensor; not for per_expert_weights.
   const WeightProducts& products() const { return products_.front(); }
   std::int64_t out_parts() const { return products_.front().spec().row_parts; }
+  // Before the first pass. Draws the weights of an unnamed layer by its new name, unless they were
+  // assigned since.
+  void SetPosition(std::size_t position) override;
   // Before the first pass; without effect where the options chose.
   void SetOutputParts(std::int64_t parts) override;
 
@@ -107,7 +112,9 @@ class GroupedLinear final : public BasicOp {
   std::vector<Part> Parts(const Tensor& split_sizes, std::int64_t rows) const;
 
   GroupedLinearOptions options_;
+  bool unnamed_ = false, unnamed_bias_ = false;
   std::unique_ptr<LocalParameterStore> own_store_;
+  std::uint64_t drawn_version_ = 0;  // of the own store, as the constructor left it
   ParameterStore* store_;
   ParameterId bias_ = -1;
   std::vector<WeightProducts> products_;  // one, or one an expert

@@ -11,6 +11,7 @@ const QuantizedTensor& Operand::Quantized(const ops::Context& ctx, const quant::
     quantized_ = quant::QuantizeOperand(ctx, recipe,
                                         {.role = role_,
                                          .name = name_,
+                                         .owner = owner_,
                                          .x = x_,
                                          .split_sizes = split_sizes_,
                                          .col_parts = col_parts_,

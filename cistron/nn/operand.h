@@ -26,14 +26,16 @@ struct SavedOperand {
 
 class Operand {
  public:
+  // `owner`: the layer's parameter store; see quant::QuantizeRequest.
   // x [M, K], with split_sizes i64 [G] where its rows belong to groups. `name` is that of the
   // layer's parameter (state of delayed scaling); `col_parts` as in QuantizedLayout.
-  Operand(Tensor x, Tensor split_sizes, quant::TensorRole role, std::string name,
+  Operand(Tensor x, Tensor split_sizes, quant::TensorRole role, std::string name, const void* owner,
           std::int64_t col_parts = 1)
       : x_(std::move(x)),
         split_sizes_(std::move(split_sizes)),
         role_(role),
         name_(std::move(name)),
+        owner_(owner),
         col_parts_(col_parts) {}
 
   const Tensor& tensor() const { return x_; }
@@ -49,6 +51,7 @@ class Operand {
   Tensor x_, split_sizes_;
   quant::TensorRole role_;
   std::string name_;
+  const void* owner_;
   std::int64_t col_parts_;
   quant::Recipe recipe_;
   QuantizedTensor quantized_;

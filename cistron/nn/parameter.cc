@@ -62,16 +62,20 @@ QuantizedTensor LocalParameterStore::AcquireQuantized(ParameterId id, const quan
   Parameter& p = parameters_.at(static_cast<std::size_t>(id));
   Parameter::QuantizedWeight& q = p.quantized;
   const quant::Autocast* scope = quant::Autocast::Current();
-  const quant::ScalingStates* states = scope == nullptr ? nullptr : scope->options().states;
-  if (q.version != version_ || !(q.recipe == recipe) || q.states != states) {
+  const bool delayed = std::holds_alternative<quant::DelayedScaling>(recipe);
+  const quant::ScalingStates* states =
+      delayed && scope != nullptr ? scope->options().states : nullptr;
+  const std::uint64_t scales = states == nullptr ? 0 : states->version();
+  if (q.version != version_ || !(q.recipe == recipe) || q.scales != scales) {
     q.tensor = quant::QuantizeOperand(ctx_, recipe,
                                       {.role = quant::TensorRole::kWeight,
                                        .name = p.spec.name,
+                                       .owner = this,
                                        .x = p.master,
                                        .row_parts = p.spec.row_parts});
     q.recipe = recipe;
     q.version = version_;
-    q.states = states;
+    q.scales = scales;
   }
   return q.tensor;
 }
@@ -123,6 +127,14 @@ void LocalParameterStore::Assign(std::string_view name, const Tensor& values) {
   Convert(values, p->master);
   if (p->value.raw() != p->master.raw()) Convert(p->master, p->value);
   MarkChanged();
+}
+
+void LocalParameterStore::Rename(std::string_view from, std::string_view to) {
+  Parameter* p = Find(from);
+  CISTRON_CHECK(p != nullptr && Find(to) == nullptr && FindBuffer(to) == nullptr,
+                "parameters: '{}' cannot be renamed '{}'", from, to);
+  p->spec.name = to;
+  p->quantized = {};
 }
 
 void LocalParameterStore::ZeroGradients() {

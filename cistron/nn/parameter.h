@@ -56,8 +56,8 @@ class ParameterStore {
   virtual void Release(ParameterId id) = 0;
 
   // The weight with the copies that `recipe` needs for forward and backward, valid until the
-  // weights change. It is quantised from the master, once for each change of the weights, however
-  // many micro-batches use it.
+  // weights change. It is quantised from the master, once for each change of the weights or of
+  // their delayed scales, however many micro-batches use it.
   virtual QuantizedTensor AcquireQuantized(ParameterId id, const quant::Recipe& recipe) = 0;
 
   // Counts the changes of the weights: what backward needs must be of the weights of its forward.
@@ -108,7 +108,8 @@ class LocalParameterStore final : public ParameterStore {
       quant::Recipe recipe;
       QuantizedTensor tensor;
       std::uint64_t version = 0;
-      const quant::ScalingStates* states = nullptr;  // that gave the scale and took the amax
+      // ScalingStates::version() of those that gave the scale and took the amax; 0 without.
+      std::uint64_t scales = 0;
     };
     QuantizedWeight quantized{};
   };
@@ -143,6 +144,10 @@ class LocalParameterStore final : public ParameterStore {
   // Sets a parameter or a buffer from exact values of any float dtype: the master receives them,
   // the value is rounded from the master. Throws when the name or the shape is not there.
   void Assign(std::string_view name, const Tensor& values);
+
+  // Before anything was computed with the parameter; its values stay. Throws when there is no
+  // `from` or there is a `to`.
+  void Rename(std::string_view from, std::string_view to);
 
   // Forgets the gradients: the next GradientOutput is a Write.
   void ZeroGradients();

@@ -6,6 +6,11 @@
 
 namespace cistron::nn {
 
+void Quantize::SetPosition(std::size_t position) {
+  if (unnamed_) options_.name = fmt::format("{}.quantize", position);
+  unnamed_ = false;
+}
+
 Tensor Quantize::Round(const ops::Context& ctx, const Tensor& x, const Tensor& split_sizes,
                        const quant::Recipe& recipe, quant::TensorRole role) const {
   if (!quant::Quantizes(recipe)) return x;
@@ -13,6 +18,7 @@ Tensor Quantize::Round(const ops::Context& ctx, const Tensor& x, const Tensor& s
       quant::QuantizeOperand(ctx, recipe,
                              {.role = role,
                               .name = options_.name,
+                              .owner = this,
                               .x = x,
                               .split_sizes = split_sizes,
                               .copies = {.rowwise = true, .columnwise = false}});

@@ -16,12 +16,18 @@ namespace cistron::nn {
 struct QuantizeOptions {
   bool forward = true;
   bool backward = false;
-  std::string name = "quantize";  // by which per-layer rules and delayed scaling know it
+  // By which per-layer rules and delayed scaling know it; empty: "quantize", and "N.quantize" as op
+  // N of a Sequential.
+  std::string name{};
 };
 
 class Quantize final : public BasicOp {
  public:
-  explicit Quantize(QuantizeOptions options = {}) : options_(std::move(options)) {}
+  explicit Quantize(QuantizeOptions options = {}) : options_(std::move(options)) {
+    if (!options_.name.empty()) return;
+    options_.name = "quantize";
+    unnamed_ = true;
+  }
 
   std::string_view kind() const override { return "Quantize"; }
   std::span<const std::string_view> extra_inputs() const override {
@@ -29,6 +35,7 @@ class Quantize final : public BasicOp {
     return kInputs;
   }
   const std::string& name() const override { return options_.name; }
+  void SetPosition(std::size_t position) override;
 
   // x [M, K], rows in groups where split_sizes is given; rows beyond their sum are left undefined.
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
@@ -45,6 +52,7 @@ class Quantize final : public BasicOp {
                const quant::Recipe& recipe, quant::TensorRole role) const;
 
   QuantizeOptions options_;
+  bool unnamed_ = false;
 };
 
 }  // namespace cistron::nn

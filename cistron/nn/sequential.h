@@ -11,6 +11,8 @@
 //
 // Ops that share a store register their parameters where they are built. Braces build arguments
 // from left to right; parentheses leave the order to the compiler.
+// Ops that were given no name take one of their position, "0.weight" and "2.weight" above: layers
+// without a name draw different weights and, under DelayedScaling, have scales of their own.
 // An op is told what the next one takes its columns for (BasicOp::input_parts): gate and up are
 // quantised apart without being asked.
 // With Context::WithStrict a pattern whose window is there but does not fire is an error.

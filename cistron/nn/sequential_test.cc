@@ -390,14 +390,73 @@ TEST(Sequential, GateAndUpAreQuantisedApartWithoutBeingAsked) {
               ThrowsMessage<Error>(HasSubstr("out_parts = 2 does not divide out_features = 7")));
 }
 
+GroupedLinearOptions OneGroup(std::int64_t in, std::int64_t out, const std::string& name = "") {
+  return {.num_groups = 1, .in_features = in, .out_features = out, .name = name};
+}
+
 TEST(Sequential, LayersOfOneNameDoNotShareDelayedScales) {
-  const Sequential layers{GroupedLinear({.num_groups = 1, .in_features = 8, .out_features = 16}),
-                          ScaledSwiGLU(),
-                          GroupedLinear({.num_groups = 1, .in_features = 8, .out_features = 8})};
   quant::ScalingStates states;
   const quant::Autocast scope(quant::DelayedScaling{}, {.states = &states});
-  EXPECT_THAT([&] { layers.Explain(ops::Context(), DType::kF32); },
-              ThrowsMessage<Error>(HasSubstr("two ops are named grouped_linear.weight")));
+  const Sequential one{GroupedLinear(OneGroup(8, 8, "fc")), GroupedLinear(OneGroup(8, 8, "fc"))};
+  EXPECT_THAT([&] { one.Explain(ops::Context(), DType::kF32); },
+              ThrowsMessage<Error>(HasSubstr("two ops are named fc")));
+  // Unnamed layers of two sequences have the names of their positions in both.
+  const Sequential first{GroupedLinear(OneGroup(8, 8))}, second{GroupedLinear(OneGroup(8, 8))};
+  const Tensor x = testing::Normal({3, 8}, DType::kF32, "x");
+  const ExtraInputs extra{.split_sizes =
+                              Tensor::FromSpan<std::int64_t>({1}, std::array<std::int64_t, 1>{3})};
+  EXPECT_NO_THROW(first.Forward(ops::Context(), x, extra, nullptr));
+  EXPECT_NO_THROW(first.Forward(ops::Context(), x, extra, nullptr));
+  EXPECT_THAT([&] { second.Forward(ops::Context(), x, extra, nullptr); },
+              ThrowsMessage<Error>(HasSubstr("two layers have tensors named 0.weight")));
+  // By itself a layer has no position.
+  const GroupedLinear bare(OneGroup(8, 8));
+  EXPECT_THAT([&] { bare.Forward(ops::Context(), x, extra, nullptr); },
+              ThrowsMessage<Error>(HasSubstr("set options.name")));
+}
+
+TEST(Sequential, UnnamedLayersTakeTheirPositionAndDrawWeightsOfTheirOwn) {
+  GroupedLinearOptions with_bias = OneGroup(8, 8);
+  with_bias.bias = true;
+  const Sequential layers{GroupedLinear(OneGroup(8, 16)),
+                          ScaledSwiGLU(),
+                          GroupedLinear(OneGroup(8, 16)),
+                          Quantize(),
+                          Quantize(),
+                          GroupedLinear(OneGroup(16, 8, "named")),
+                          GroupedLinear(with_bias)};
+  const auto store = [&](std::size_t i) -> const LocalParameterStore& {
+    return *dynamic_cast<const GroupedLinear&>(layers.op(i)).own_store();
+  };
+  EXPECT_EQ(layers.op(0).name(), "0.weight");
+  EXPECT_EQ(layers.op(2).name(), "2.weight");
+  EXPECT_EQ(layers.op(3).name(), "3.quantize");
+  EXPECT_EQ(layers.op(4).name(), "4.quantize");
+  EXPECT_EQ(layers.op(5).name(), "named");
+  EXPECT_NE(store(6).Find("6.bias"), nullptr);
+  const Tensor a = store(0).Find("0.weight")->master, b = store(2).Find("2.weight")->master;
+  EXPECT_FALSE(check::CompareBitwise("w", a, b).ok);
+  // The draw is that of the name, in every run.
+  const Tensor drawn = Tensor::Empty(b.shape(), DType::kF32);
+  DrawNormal(0, "2.weight", 0.02, 0, drawn);
+  EXPECT_TRUE(Agrees(check::CompareBitwise("w", b, drawn)));
+}
+
+TEST(Sequential, NamingALayerKeepsWeightsThatWereAssigned) {
+  auto layer = std::make_unique<GroupedLinear>(OneGroup(4, 4));
+  const Tensor w = testing::Normal({1, 4, 4}, DType::kF32, "w");
+  layer->own_store()->Assign(layer->name(), w);
+  Sequential layers;
+  layers.Append(std::move(layer));
+  const auto& store = *dynamic_cast<const GroupedLinear&>(layers.op(0)).own_store();
+  EXPECT_TRUE(Agrees(check::CompareBitwise("w", store.Find("0.weight")->master, w)));
+}
+
+TEST(GroupedLinear, NeedsANameInAStoreThatItShares) {
+  LocalParameterStore store(ops::Context(), DType::kF32);
+  GroupedLinearOptions options = OneGroup(4, 4);
+  options.store = &store;
+  EXPECT_THAT([&] { GroupedLinear{options}; }, ThrowsMessage<Error>(HasSubstr("needs a name")));
 }
 
 // TRAPS silent-fallback.
@@ -564,7 +623,7 @@ TEST(GroupedLinear, PerExpertWeightsAreTheSame) {
   for (const quant::Recipe& recipe : kRecipes) {
     SCOPED_TRACE(quant::Name(recipe));
     GroupedLinearOptions options{
-        .num_groups = 3, .in_features = 40, .out_features = 64, .out_parts = 2};
+        .num_groups = 3, .in_features = 40, .out_features = 64, .out_parts = 2, .name = "w"};
     const GroupedLinear stacked(options);
     options.per_expert_weights = true;
     const GroupedLinear each(options);
@@ -674,6 +733,31 @@ TEST(ParameterStore, QuantisesAWeightOnceForEachChange) {
   e.store.MarkChanged();
   const Tensor after = e.store.AcquireQuantized(0, recipe).rowwise.codes;
   EXPECT_FALSE(check::CompareBitwise("codes", after, before));
+}
+
+// A frozen weight gets the scale that its first amax gave, and its history moves on.
+TEST(ParameterStore, QuantisesAWeightAnewWhenItsDelayedScaleMoved) {
+  Experts e(2);
+  const quant::Recipe recipe = quant::DelayedScaling{};
+  std::unique_ptr<quant::ScalingStates> states = std::make_unique<quant::ScalingStates>();
+  const auto scale = [&] {
+    const quant::Autocast scope(recipe, {.states = states.get()});
+    const float first = e.store.AcquireQuantized(0, recipe).rowwise.scales.data<float>()[0];
+    EXPECT_EQ(e.store.AcquireQuantized(0, recipe).rowwise.scales.data<float>()[0], first);
+    return 1 / first;
+  };
+  EXPECT_EQ(scale(), 1.0f);
+  states->EndStep(ops::Context());
+  const float moved = scale();
+  EXPECT_GT(moved, 1.0f);  // the weights are smaller than 448
+  // Other states, be they at the same address, have their own scales.
+  *states = quant::ScalingStates();
+  EXPECT_EQ(scale(), 1.0f);
+  states->EndStep(ops::Context());
+  EXPECT_EQ(scale(), moved);
+  states.reset();
+  states = std::make_unique<quant::ScalingStates>();
+  EXPECT_EQ(scale(), 1.0f);
 }
 
 // TRAPS masters-from-quantised: quantising loses nothing of the masters.

@@ -18,12 +18,12 @@ void WeightProducts::CheckVersion(std::uint64_t version_of_forward) const {
 }
 
 Operand WeightProducts::Input(const Tensor& x, const Tensor& split_sizes) const {
-  return {x, split_sizes, quant::TensorRole::kInput, name()};
+  return {x, split_sizes, quant::TensorRole::kInput, name(), owner()};
 }
 
 Operand WeightProducts::OutputGradient(const Tensor& dy, const Tensor& split_sizes) const {
-  return {dy, split_sizes, quant::TensorRole::kOutputGradient, name(),
-          store_->spec(weight_).row_parts};
+  return {dy,     split_sizes, quant::TensorRole::kOutputGradient,
+          name(), owner(),     store_->spec(weight_).row_parts};
 }
 
 void WeightProducts::Forward(const ops::Context& ctx, const quant::Recipe& recipe, Operand& x,

@@ -17,6 +17,8 @@ class WeightProducts {
   // The recipe in force for the layer, quant::RecipeFor its parameter's name.
   quant::Recipe recipe() const;
   const std::string& name() const { return store_->spec(weight_).name; }
+  // Whose states of delayed scaling its operands have.
+  const void* owner() const { return store_; }
   void SetRowParts(std::int64_t parts) const { store_->SetRowParts(weight_, parts); }
   const ParameterSpec& spec() const { return store_->spec(weight_); }
   // Backward must see the weights of its forward: record version() there, and check it. Save does

@@ -126,6 +126,40 @@ TEST_F(DelayedTest, StateIsDataThatComesBack) {
   }
 }
 
+TEST_F(DelayedTest, StateServesOneFormatAndOneOwner) {
+  const int first = 0, second = 0;
+  states_.Get("a", recipe_, DType::kE4M3, 1, &first);
+  EXPECT_NO_THROW(states_.Get("a", recipe_, DType::kE4M3, 1, &first));
+  EXPECT_NO_THROW(states_.Get("b", recipe_, DType::kE4M3, 1, &second));
+  EXPECT_THAT([&] { states_.Get("a", recipe_, DType::kE4M3, 1, &second); },
+              ThrowsMessage<Error>(HasSubstr("two layers have tensors named a")));
+  EXPECT_THAT([&] { states_.Get("a", recipe_, DType::kE5M2, 1, &first); },
+              ThrowsMessage<Error>(HasSubstr("the state of a is that of a tensor in e4m3")));
+  // What was restored is anybody's until it is used.
+  ScalingStates copy;
+  for (const auto& [name, tensor] : states_.Tensors()) copy.Restore(name, tensor);
+  EXPECT_NO_THROW(copy.Get("a", recipe_, DType::kE5M2, 1, &second));
+}
+
+TEST_F(DelayedTest, VersionIsNewWheneverScalesMayBe) {
+  const std::uint64_t made = states_.version();
+  EXPECT_NE(ScalingStates().version(), made);
+  states_.EndStep(ctx_);
+  EXPECT_EQ(states_.version(), made);  // nothing was recorded, no scale moved
+  Use(7, 0);
+  EXPECT_EQ(states_.version(), made);
+  states_.EndStep(ctx_);
+  const std::uint64_t stepped = states_.version();
+  EXPECT_NE(stepped, made);
+  states_.Restore("w/scale", Tensor::Zeros({1}, DType::kF32));
+  const std::uint64_t restored = states_.version();
+  EXPECT_NE(restored, stepped);
+  const ScalingStates moved = std::move(states_);
+  EXPECT_NE(moved.version(), restored);
+  EXPECT_NE(states_.version(), restored);
+  EXPECT_TRUE(states_.Tensors().empty());
+}
+
 TEST_F(DelayedTest, StateOfAnotherHistoryLengthIsRefused) {
   Use(7, 0);
   recipe_.amax_history_len = 3;

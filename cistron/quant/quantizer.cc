@@ -20,9 +20,9 @@ QuantizedTensor QuantizeOperand(const ops::Context& ctx, const Recipe& recipe,
   CISTRON_CHECK(scope != nullptr && scope->options().states != nullptr,
                 "delayed scaling: {} is quantised outside every autocast scope that has states",
                 r.name);
-  ScalingStates::State& state =
-      scope->options().states->Get(r.name + "/" + std::string(Name(r.role)), *delayed,
-                                   layout.format, r.groups > 0 ? r.groups : q.num_groups());
+  ScalingStates::State& state = scope->options().states->Get(
+      r.name + "/" + std::string(Name(r.role)), *delayed, layout.format,
+      r.groups > 0 ? r.groups : q.num_groups(), r.owner);
   ops::TensorScale scale{state.scale.Slice(0, r.first_group, q.num_groups()), {}};
   const bool record = scope->options().record_amax || r.role == TensorRole::kWeight;
   if (record) scale.amax = ctx.Empty({q.num_groups()}, DType::kF32);

@@ -13,6 +13,8 @@ struct QuantizeRequest {
   TensorRole role = TensorRole::kInput;
   // Names the state of delayed scaling, with the role; unused by other recipes.
   std::string name{};
+  // The state serves one owner, the layer's store or the layer: see ScalingStates::Get.
+  const void* owner = nullptr;
   Tensor x;                                   // [M, K] or [G, M, K], f32 or bf16
   Tensor split_sizes{};                       // of a ragged grouped tensor
   std::int64_t row_parts = 1, col_parts = 1;  // see QuantizedLayout

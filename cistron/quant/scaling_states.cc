@@ -1,7 +1,9 @@
 #include "cistron/quant/scaling_states.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <utility>
 
 #include "cistron/base/error.h"
 
@@ -17,9 +19,36 @@ bool EndsWith(const std::string& name, std::string_view suffix) {
 
 }  // namespace
 
+ScalingStates::ScalingStates(ScalingStates&& other) noexcept
+    : states_(std::exchange(other.states_, {})) {
+  other.version_ = NextVersion();
+}
+
+ScalingStates& ScalingStates::operator=(ScalingStates&& other) noexcept {
+  states_ = std::exchange(other.states_, {});
+  version_ = NextVersion();
+  other.version_ = NextVersion();
+  return *this;
+}
+
+std::uint64_t ScalingStates::NextVersion() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
 ScalingStates::State& ScalingStates::Get(const std::string& name, const DelayedScaling& recipe,
-                                         DType format, std::int64_t groups) {
+                                         DType format, std::int64_t groups, const void* owner) {
   State& s = states_[name];
+  CISTRON_CHECK(!s.used || s.format == format,
+                "delayed scaling: the state of {} is that of a tensor in {}, and one in {} asks "
+                "for it; two layers have one name, or one set of states serves two recipes",
+                name, Name(s.format), Name(format));
+  CISTRON_CHECK(s.owner == nullptr || owner == nullptr || s.owner == owner,
+                "delayed scaling: two layers have tensors named {} and would share one scale; name "
+                "the layers apart, or give each model ScalingStates of its own",
+                name);
+  s.used = true;
+  if (owner != nullptr) s.owner = owner;
   s.recipe = recipe;
   s.format = format;
   if (!s.scale) {
@@ -53,6 +82,7 @@ void ScalingStates::EndStep(const ops::Context& ctx) {
     ops::UpdateDelayedScale(ctx, s.amax, s.format, s.recipe.margin, s.recipe.amax_compute_algo,
                             s.amax_history, s.scale);
     s.recorded = false;
+    version_ = NextVersion();
   }
 }
 
@@ -73,6 +103,7 @@ void ScalingStates::Restore(const std::string& name, const Tensor& tensor) {
                 "delayed scaling: {} is {}", name, Describe(tensor));
   State& s = states_[name.substr(0, name.size() - (scale ? kScale : kHistory).size())];
   (scale ? s.scale : s.amax_history) = tensor.Clone();
+  version_ = NextVersion();
 }
 
 }  // namespace cistron::quant

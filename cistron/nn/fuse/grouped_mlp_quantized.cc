@@ -56,13 +56,14 @@ class Waves {
   }
   Tensor SplitSizes(const Wave& w) const { return split_sizes_.Slice(0, w.begin, w.groups()); }
 
-  // Rows of a wave, quantised as part of the tensor `name` of all rows.
-  QuantizedTensor Quantize(const Wave& w, quant::TensorRole role, const std::string& name,
+  // Rows of a wave, quantised as part of the layer's tensor of all rows.
+  QuantizedTensor Quantize(const Wave& w, quant::TensorRole role, const WeightProducts& layer,
                            const Tensor& x, std::int64_t col_parts,
                            const ops::QuantizeCopies& copies) const {
     return quant::QuantizeOperand(ctx_, recipe_,
                                   {.role = role,
-                                   .name = name,
+                                   .name = layer.name(),
+                                   .owner = layer.owner(),
                                    .x = x,
                                    .split_sizes = SplitSizes(w),
                                    .col_parts = col_parts,
@@ -103,8 +104,8 @@ void GroupedMlp::QuantizedForward(const ops::Context& ctx, const quant::Recipe& 
     const Tensor act = act_buffer.Slice(0, 0, w.rows);
     ops::QuantizedGemmForward(ctx, waves.Of(qx, w), waves.Of(w1, w), ops::Write(pre));
     ops::SwiGluForward(ctx, pre, w.Rows(r.scale), {}, ops::Write(act));
-    const QuantizedTensor qact = waves.Quantize(w, quant::TensorRole::kInput, fc2_.name(), act, 1,
-                                                {.rowwise = true, .columnwise = false});
+    const QuantizedTensor qact = waves.Quantize(w, quant::TensorRole::kInput, fc2_.products(), act,
+                                                1, {.rowwise = true, .columnwise = false});
     ops::QuantizedGemmForward(ctx, qact, waves.Of(w2, w), ops::Write(w.Rows(y)));
   });
   if (training) r.x = fc1_.products().Save(ctx, recipe, input);
@@ -138,12 +139,12 @@ void GroupedMlp::QuantizedBackward(const ops::Context& ctx, const Tensor& dy,
     const Tensor act = out.weights ? act_buffer.Slice(0, 0, w.rows) : Tensor();
     ops::SwiGluBackward(ctx, dact, w.Rows(r.pre_activation), w.Rows(r.scale), {}, ops::Write(dpre),
                         w.Rows(out.scale), ops::Write(act));
-    const QuantizedTensor qdpre = waves.Quantize(w, quant::TensorRole::kOutputGradient, fc1_.name(),
-                                                 dpre, fc1_.products().spec().row_parts,
-                                                 {.rowwise = true, .columnwise = out.weights});
+    const QuantizedTensor qdpre = waves.Quantize(
+        w, quant::TensorRole::kOutputGradient, fc1_.products(), dpre,
+        fc1_.products().spec().row_parts, {.rowwise = true, .columnwise = out.weights});
     if (out.weights) {
-      const QuantizedTensor qact = waves.Quantize(w, quant::TensorRole::kInput, fc2_.name(), act, 1,
-                                                  {.rowwise = false, .columnwise = true});
+      const QuantizedTensor qact = waves.Quantize(w, quant::TensorRole::kInput, fc2_.products(),
+                                                  act, 1, {.rowwise = false, .columnwise = true});
       ops::QuantizedGemmWgrad(ctx, dy_part, qact, w.Groups(dw2));
       ops::QuantizedGemmWgrad(ctx, qdpre, waves.Of(r.x.quantized, w), w.Groups(dw1));
     }
