@@ -48,7 +48,7 @@ Tensor RmsNorm::Backward(const ops::Context& ctx, const Tensor& dy, const Backwa
   const AcquiredWeight gain(*store_, gain_);
   ops::RmsNormBackward(ctx, dy, record.h, record.rstd, gain.tensor(), {}, ops::Write(dx),
                        out.weights ? store_->GradientOutput(gain_) : ops::Output{});
-  return dx;
+  return out.input ? dx : Tensor();
 }
 
 }  // namespace cistron::nn

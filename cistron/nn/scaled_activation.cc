@@ -16,10 +16,11 @@ Tensor ScaledActivation::Forward(const ops::Context& ctx, const Tensor& x, const
 Tensor ScaledActivation::Backward(const ops::Context& ctx, const Tensor& dy,
                                   const BackwardOutputs& out, Saved& saved) const {
   const Record r = saved.Pop<Record>(this, name_);
+  if (!out.input && !out.scale) return {};
   Tensor dx = ctx.Empty(r.x.shape(), dy.dtype());
   ops::ScaledActivationBackward(ctx, config_, dy, r.x, r.scale, r.split_sizes, ops::Write(dx),
                                 out.scale, {});
-  return dx;
+  return out.input ? dx : Tensor();
 }
 
 }  // namespace cistron::nn

@@ -21,9 +21,10 @@ void ScaledSwiGLU::Save(const Tensor& x, const ExtraInputs& extra, Saved* saved)
 Tensor ScaledSwiGLU::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
                               Saved& saved) const {
   const Record r = Take(saved);
+  if (!out.input && !out.scale) return {};
   Tensor dx = ctx.Empty(r.x.shape(), dy.dtype());
   ops::SwiGluBackward(ctx, dy, r.x, r.scale, r.split_sizes, ops::Write(dx), out.scale, {});
-  return dx;
+  return out.input ? dx : Tensor();
 }
 
 }  // namespace cistron::nn

@@ -36,10 +36,23 @@ void Sequential::Append(std::unique_ptr<BasicOp> op) {
   view_.push_back(op.get());
   ops_.push_back(std::move(op));
   plan_.reset();
+  masked_from_.reset();
+  masked_.reset();
 }
 
-fuse::Plan Sequential::MakePlan(const ops::Context& ctx, DType dtype, bool training) const {
-  return *PlanFor(ctx, dtype, training);
+fuse::Plan Sequential::MakePlan(const ops::Context& ctx, DType dtype, bool training,
+                                bool input_gradient) const {
+  return *BackwardPlan(PlanFor(ctx, dtype, training), input_gradient);
+}
+
+std::shared_ptr<const fuse::Plan> Sequential::BackwardPlan(
+    const std::shared_ptr<const fuse::Plan>& plan, bool input_gradient) const {
+  if (plan->key.input_gradient == input_gradient) return plan;
+  if (masked_from_ != plan) {
+    masked_ = std::make_shared<fuse::Plan>(fuse::WithInputGradient(*plan, view_, input_gradient));
+    masked_from_ = plan;
+  }
+  return masked_;
 }
 
 std::shared_ptr<const fuse::Plan> Sequential::PlanFor(const ops::Context& ctx, DType dtype,
@@ -94,7 +107,8 @@ Tensor Sequential::Backward(const ops::Context& ctx, const Tensor& dy, const Bac
                 out.scale && !AnyTakes("scale") ? "scale" : "bias_scale");
   Tensor d = dy;
   ops::Output scale = out.scale, bias_scale = out.bias_scale;
-  const auto& steps = record.plan->backward;
+  const auto plan = BackwardPlan(record.plan, out.input);
+  const auto& steps = plan->backward;
   for (std::size_t i = steps.size(); i-- > 0;) {
     BackwardOutputs wanted{.input = i > 0 || out.input, .weights = out.weights};
     // The gradient of an extra input goes to the ops that took it, and is the sum over them.
@@ -114,8 +128,9 @@ Tensor Sequential::Backward(const ops::Context& ctx, const Tensor& dy, const Bac
   return d;
 }
 
-std::string Sequential::Explain(const ops::Context& ctx, DType dtype, bool training) const {
-  return fuse::Describe(*PlanFor(ctx, dtype, training), view_);
+std::string Sequential::Explain(const ops::Context& ctx, DType dtype, bool training,
+                                bool input_gradient) const {
+  return fuse::Describe(*BackwardPlan(PlanFor(ctx, dtype, training), input_gradient), view_);
 }
 
 }  // namespace cistron::nn

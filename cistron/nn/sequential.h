@@ -15,6 +15,8 @@
 // without a name draw different weights and, under DelayedScaling, have scales of their own.
 // An op is told what the next one takes its columns for (BasicOp::input_parts): gate and up are
 // quantised apart without being asked.
+// Whether dx is wanted is known when backward begins, and is part of the plan: what is not joint is
+// planned anew there.
 // With Context::WithStrict a pattern whose window is there but does not fire is an error.
 #pragma once
 
@@ -55,12 +57,18 @@ class Sequential {
 
   // The plan under the recipe in force, and for every pattern that did not fire the op, the reason
   // and the remedy.
-  std::string Explain(const ops::Context& ctx, DType dtype, bool training = true) const;
-  fuse::Plan MakePlan(const ops::Context& ctx, DType dtype, bool training) const;
+  std::string Explain(const ops::Context& ctx, DType dtype, bool training = true,
+                      bool input_gradient = true) const;
+  fuse::Plan MakePlan(const ops::Context& ctx, DType dtype, bool training,
+                      bool input_gradient = true) const;
 
  private:
   std::shared_ptr<const fuse::Plan> PlanFor(const ops::Context& ctx, DType dtype,
                                             bool training) const;
+
+  // The plan of a forward pass, with backward for the gradient mask.
+  std::shared_ptr<const fuse::Plan> BackwardPlan(const std::shared_ptr<const fuse::Plan>& plan,
+                                                 bool input_gradient) const;
 
   bool AnyTakes(std::string_view input) const;
 
@@ -68,6 +76,8 @@ class Sequential {
   std::vector<const BasicOp*> view_;
   bool fuse_ = true;
   mutable std::shared_ptr<const fuse::Plan> plan_;  // the last one
+  // The last one whose mask was another than that of the plan of its forward.
+  mutable std::shared_ptr<const fuse::Plan> masked_from_, masked_;
 };
 
 }  // namespace cistron::nn

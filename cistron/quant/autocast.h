@@ -3,6 +3,9 @@
 //   quant::Autocast autocast(quant::MXFP8BlockScaling{});
 //   model.TrainMicroBatch(…);       // products in MXFP8; backward follows what forward did
 //
+// Backward takes its recipe from what forward saved. Under DelayedScaling it must also run inside a
+// scope with the states of the step, since that is where it finds scales and leaves amax; weight
+// gradients that a layer delayed need no scope.
 // Scopes nest, the innermost counts; they belong to the thread that opened them.
 #pragma once
 

@@ -13,12 +13,12 @@ std::span<const Pattern> JointPatterns() {
 }
 
 std::span<const Pattern> ForwardPatterns() {
-  static const std::array kPatterns = {SwiGluLinearPattern()};
+  static const std::array kPatterns = {SwiGluLinearForwardPattern()};
   return kPatterns;
 }
 
 std::span<const Pattern> BackwardPatterns() {
-  static const std::array kPatterns = {SwiGluLinearPattern()};
+  static const std::array kPatterns = {SwiGluLinearBackwardPattern()};
   return kPatterns;
 }
 

@@ -1,6 +1,7 @@
 #include "cistron/nn/fuse/plan.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cistron/base/error.h"
 
@@ -47,24 +48,33 @@ Verdict NoWindow(const Pattern& p, Window ops) {
       fmt::format("put a {} in its place", p.kinds[best]));
 }
 
+// The pattern that has each op; empty: none yet.
+using Taken = std::vector<std::string_view>;
+
 // Applies one list to the ops that are still free in `taken`; returns the steps.
 std::vector<PlanStep> Apply(std::span<const Pattern> patterns, const char* direction, Window ops,
-                            const PlanKey& key, std::vector<bool>& taken,
-                            std::vector<Refusal>& refusals) {
+                            const PlanKey& key, Taken& taken, std::vector<Refusal>& refusals) {
   std::vector<PlanStep> steps;
   for (const Pattern& p : patterns) {
     bool fired = false;
-    std::vector<Refusal> refused;
+    std::vector<Refusal> refused, not_needed;
     for (std::size_t i = 0; i < ops.size(); ++i) {
       const std::size_t n = p.kinds.size();
       if (MatchingKinds(p, ops.subspan(i)) < n) continue;
-      if (std::find(taken.begin() + static_cast<std::ptrdiff_t>(i),
-                    taken.begin() + static_cast<std::ptrdiff_t>(i + n),
-                    true) != taken.begin() + static_cast<std::ptrdiff_t>(i + n)) {
-        continue;  // a pattern before this one has it
+      const std::span<const std::string_view> owners = std::span(taken).subspan(i, n);
+      const auto owner = std::find_if(owners.begin(), owners.end(),
+                                      [](std::string_view name) { return !name.empty(); });
+      if (owner != owners.end()) {
+        const std::string& op = ops[i + static_cast<std::size_t>(owner - owners.begin())]->name();
+        not_needed.push_back({p.name, direction,
+                              Verdict::Refuses(op, fmt::format("{} has these ops", *owner), ""),
+                              /*kinds_match=*/false, /*needed=*/false});
+        continue;
       }
       const Window window = ops.subspan(i, n);
-      Verdict verdict = key.fuse ? p.matches(window, std::span(key.recipes).subspan(i, n), key)
+      PlanKey here = key;
+      here.input_gradient = key.input_gradient || i > 0;  // of the op before
+      Verdict verdict = key.fuse ? p.matches(window, std::span(key.recipes).subspan(i, n), here)
                                  : Verdict::Refuses(window[0]->name(), "fusion is switched off",
                                                     "call EnableFusion(true)");
       if (!verdict.fires) {
@@ -72,17 +82,13 @@ std::vector<PlanStep> Apply(std::span<const Pattern> patterns, const char* direc
         continue;
       }
       steps.push_back({i, i + n, p.make(window)});
-      std::fill_n(taken.begin() + static_cast<std::ptrdiff_t>(i), n, true);
+      std::fill_n(taken.begin() + static_cast<std::ptrdiff_t>(i), n, p.name);
       fired = true;
     }
     if (!fired && refused.empty()) {
-      const bool elsewhere = std::find(taken.begin(), taken.end(), true) != taken.end();
-      refused.push_back({p.name, direction,
-                         elsewhere
-                             ? Verdict::Refuses("Sequential", "a pattern before it took the ops",
-                                                "nothing: that one does more")
-                             : NoWindow(p, ops),
-                         /*kinds_match=*/false});
+      refused.push_back(not_needed.empty()
+                            ? Refusal{p.name, direction, NoWindow(p, ops), /*kinds_match=*/false}
+                            : not_needed.front());
     }
     refusals.insert(refusals.end(), refused.begin(), refused.end());
   }
@@ -90,9 +96,9 @@ std::vector<PlanStep> Apply(std::span<const Pattern> patterns, const char* direc
 }
 
 // Adds a step for every op that no step has, and sorts.
-void Complete(std::vector<PlanStep>& steps, const std::vector<bool>& taken) {
+void Complete(std::vector<PlanStep>& steps, const Taken& taken) {
   for (std::size_t i = 0; i < taken.size(); ++i) {
-    if (!taken[i]) steps.push_back({i, i + 1, nullptr});
+    if (taken[i].empty()) steps.push_back({i, i + 1, nullptr});
   }
   std::sort(steps.begin(), steps.end(),
             [](const PlanStep& a, const PlanStep& b) { return a.begin < b.begin; });
@@ -108,27 +114,49 @@ std::string StepText(const PlanStep& step, Window ops, const PlanKey& key) {
   return step.fused ? fmt::format("{} = {}", step.fused->name(), inner) : inner;
 }
 
+// The steps of one direction: the joint ones, those of its list, and the ops by themselves.
+std::vector<PlanStep> Direction(std::span<const Pattern> patterns, const char* direction,
+                                Window ops, const PlanKey& key, std::vector<PlanStep> joint,
+                                std::vector<Refusal>& refusals) {
+  Taken taken(ops.size());
+  for (const PlanStep& step : joint) {
+    std::fill(taken.begin() + static_cast<std::ptrdiff_t>(step.begin),
+              taken.begin() + static_cast<std::ptrdiff_t>(step.end), step.fused->name());
+  }
+  std::vector<PlanStep> steps = std::move(joint);
+  const auto more = Apply(patterns, direction, ops, key, taken, refusals);
+  steps.insert(steps.end(), more.begin(), more.end());
+  Complete(steps, taken);
+  return steps;
+}
+
+constexpr const char* kBackward = "backward";
+
 }  // namespace
 
 Plan MakePlan(Window ops, const PlanKey& key) {
   CISTRON_INVARIANT(key.recipes.size() == ops.size(), "fuse: {} recipes for {} ops",
                     key.recipes.size(), ops.size());
   Plan plan{key, {}, {}, {}};
-  std::vector<bool> joint(ops.size());
-  plan.forward = Apply(JointPatterns(), "joint", ops, key, joint, plan.refusals);
-  for (PlanStep& step : plan.forward) step.joint = true;
-  plan.backward = plan.forward;
-  const auto finish = [&](std::span<const Pattern> patterns, const char* direction,
-                          std::vector<PlanStep>& steps) {
-    std::vector<bool> taken = joint;
-    const auto more = Apply(patterns, direction, ops, key, taken, plan.refusals);
-    steps.insert(steps.end(), more.begin(), more.end());
-    Complete(steps, taken);
-  };
-  finish(ForwardPatterns(), "forward", plan.forward);
-  finish(BackwardPatterns(), "backward", plan.backward);
+  Taken taken(ops.size());
+  std::vector<PlanStep> joint = Apply(JointPatterns(), "joint", ops, key, taken, plan.refusals);
+  for (PlanStep& step : joint) step.joint = true;
+  plan.forward = Direction(ForwardPatterns(), "forward", ops, key, joint, plan.refusals);
+  plan.backward = Direction(BackwardPatterns(), kBackward, ops, key, joint, plan.refusals);
   CheckExpands(plan, ops.size());
   return plan;
+}
+
+Plan WithInputGradient(const Plan& plan, Window ops, bool input_gradient) {
+  Plan other = plan;
+  other.key.input_gradient = input_gradient;
+  std::erase_if(other.refusals, [](const Refusal& r) { return r.direction == kBackward; });
+  std::vector<PlanStep> joint = plan.backward;
+  std::erase_if(joint, [](const PlanStep& step) { return !step.joint; });
+  other.backward =
+      Direction(BackwardPatterns(), kBackward, ops, other.key, std::move(joint), other.refusals);
+  CheckExpands(other, ops.size());
+  return other;
 }
 
 void CheckExpands(const Plan& plan, std::size_t num_ops) {
@@ -162,6 +190,10 @@ std::string Describe(const Plan& plan, Window ops) {
   if (plan.refusals.empty()) return text;
   text += "did not fire:\n";
   for (const Refusal& r : plan.refusals) {
+    if (!r.needed) {
+      text += fmt::format("  {} ({}): not needed: {}\n", r.pattern, r.direction, r.verdict.reason);
+      continue;
+    }
     text += fmt::format("  {} ({}): {}: {}; remedy: {}\n", r.pattern, r.direction, r.verdict.op,
                         r.verdict.reason, r.verdict.remedy);
   }

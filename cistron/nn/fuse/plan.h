@@ -4,6 +4,8 @@
 // one of them, and leaves and finds the records of the basic ops. Joint patterns go first, each
 // list in its order, windows from the first op on; windows of one direction do not overlap. A plan
 // expands back to the ops it was made from (checked), and is made anew when its PlanKey changes.
+// Which gradients are wanted is known when backward begins: joint steps stand, and the rest of
+// backward is planned anew for the mask.
 #pragma once
 
 #include <memory>
@@ -34,10 +36,11 @@ using Window = std::span<const BasicOp* const>;
 // What a plan depends on besides the ops.
 struct PlanKey {
   Device device;
-  DType dtype = DType::kF32;                            // of x
-  bool training = false;                                // there will be a backward
-  std::vector<quant::Recipe> recipes;                   // of each op
-  bool input_gradient = true, weight_gradients = true;  // backward alone
+  DType dtype = DType::kF32;           // of x
+  bool training = false;               // there will be a backward
+  std::vector<quant::Recipe> recipes;  // of each op
+  // Wanted of the window; read by backward patterns alone, false at most where it begins with op 0.
+  bool input_gradient = true;
   bool fuse = true;
   friend bool operator==(const PlanKey&, const PlanKey&) = default;
 };
@@ -77,6 +80,7 @@ struct Refusal {
   std::string direction;  // "joint", "forward", "backward"
   Verdict verdict;
   bool kinds_match = false;  // the window is there, and something about it stands in the way
+  bool needed = true;        // false: another pattern has the ops, as `reason` says
 };
 struct Plan {
   PlanKey key;
@@ -85,6 +89,10 @@ struct Plan {
 };
 
 Plan MakePlan(Window ops, const PlanKey& key);
+
+// `plan` with backward planned for another gradient mask; its joint ops are those of `plan`, whose
+// records they take.
+Plan WithInputGradient(const Plan& plan, Window ops, bool input_gradient);
 
 // Throws kInternal unless the steps of each direction cover every op once, in order, and the joint
 // ones are alike in both.

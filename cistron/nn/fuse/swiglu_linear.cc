@@ -25,6 +25,14 @@ Verdict Matches(Window window, std::span<const quant::Recipe> recipes, const Pla
   return Verdict::Fires();
 }
 
+Verdict MatchesBackward(Window window, std::span<const quant::Recipe> recipes, const PlanKey& key) {
+  if (!key.input_gradient) {
+    return Verdict::Refuses(window[0]->name(), "the gradient of its input is not wanted",
+                            "nothing: the ops by themselves make less");
+  }
+  return Matches(window, recipes, key);
+}
+
 std::shared_ptr<const FusedOp> Make(Window window) {
   return std::make_shared<SwiGluLinear>(static_cast<const ScaledSwiGLU&>(*window[0]),
                                         static_cast<const GroupedLinear&>(*window[1]));
@@ -32,8 +40,12 @@ std::shared_ptr<const FusedOp> Make(Window window) {
 
 }  // namespace
 
-Pattern SwiGluLinearPattern() {
+Pattern SwiGluLinearForwardPattern() {
   return {"SwiGLULinear", kKinds, Matches, Make};
+}
+
+Pattern SwiGluLinearBackwardPattern() {
+  return {"SwiGLULinear", kKinds, MatchesBackward, Make};
 }
 
 Tensor SwiGluLinear::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,

@@ -13,7 +13,10 @@
 
 namespace cistron::nn::fuse {
 
-Pattern SwiGluLinearPattern();  // of both lists
+Pattern SwiGluLinearForwardPattern();
+// Refuses where the gradient of its input is not wanted: the activation alone
+// then has less to do, or nothing.
+Pattern SwiGluLinearBackwardPattern();
 
 class SwiGluLinear final : public FusedOp {
  public:
