@@ -7,7 +7,6 @@
 #include "cistron/nn/grouped_linear.h"
 #include "cistron/nn/scaled_swiglu.h"
 #include "cistron/nn/sequential.h"
-#include "cistron/testing/random.h"
 
 namespace cistron::nn {
 
@@ -39,7 +38,7 @@ struct Experts {
     layers.Append(std::make_unique<GroupedLinear>(second));
     store.Initialize(7, 0.3);
     for (auto& p : store.parameters()) {  // biases are drawn too, so that they matter
-      testing::FillNormal(p.master, p.spec.name, 0.3);
+      DrawNormal(8, p.spec.name, 0.3, 0, p.master);
       if (p.value.raw() != p.master.raw()) Convert(p.master, p.value);
     }
     store.MarkChanged();
