@@ -75,8 +75,9 @@ QuantizedTensor SliceGroups(const QuantizedTensor& q, std::span<const std::int64
       scale_row = 0;
       for (std::int64_t e = 0; e < begin; ++e) scale_row += (at(e + 1) - at(e) + block - 1) / block;
     }
-    (direction == Direction::kRowwise ? part.rowwise : part.columnwise) = {
-        from.codes.Slice(0, first, part.shape[0]), from.scales.Slice(0, scale_row, length)};
+    QuantizedCopy& to = direction == Direction::kRowwise ? part.rowwise : part.columnwise;
+    to.codes = from.codes.Slice(0, first, part.shape[0]);
+    to.scales = from.scales.Slice(0, scale_row, length);
   }
   return part;
 }

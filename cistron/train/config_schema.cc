@@ -244,12 +244,12 @@ ConfigKey Files(std::string name, F at, std::string help) {
 }
 
 template <class F>
-ConfigKey Texts(std::string name, F at, std::string help) {
+ConfigKey Texts(std::string name, F at, std::string help, KeyRole role = KeyRole::kTunable) {
   return {std::move(name),
           "list of texts",
           "",
           std::move(help),
-          KeyRole::kTunable,
+          role,
           [=](RunConfig& config, const ConfigValue& value) { at(config) = Items(value); },
           [=](const RunConfig& config) {
             std::vector<std::string> items;
@@ -387,7 +387,8 @@ std::vector<ConfigKey> MakeKeys() {
               "layers at the end that stay in bf16", kIdentity),
       Texts("recipe.bf16_patterns", At(&C::recipe, &R::bf16_patterns),
             "parameter names that stay in bf16; * stands for any characters. In quotes, as "
-            "[\"*.down_proj\"]: a bare * is an alias of YAML"),
+            "[\"*.down_proj\"]: a bare * is an alias of YAML",
+            kIdentity),
       PathKey("output", At(&C::output), "directory of the run", kMechanical),
       Integer("seed", At(&C::seed), AtLeast(0), "seed of weights and data order", kIdentity),
       Integer("threads", At(&C::threads), Between(0, 4096), "0: all that the machine grants",
