@@ -31,6 +31,16 @@ TEST(SequenceFuzz, FusedUnfusedAndReferenceAgree) {
 }
 
 // The shortest string of bytes is a case too.
+// Found by the fuzzer.
+TEST(SequenceFuzz, CasesThatFailedOnce) {
+  const std::vector<std::uint8_t> cases[] = {{0x26, 0xd7, 0x32, 0x5b, 0x3a, 0x08, 0x5b, 0x26},
+                                             {0x00, 0xff, 0x00, 0x00, 0x8b, 0x8b, 0x8b}};
+  for (const auto& bytes : cases) {
+    std::string description;
+    EXPECT_EQ(CheckSequence(bytes, &description), "") << description;
+  }
+}
+
 TEST(SequenceFuzz, EveryStringOfBytesIsACase) {
   EXPECT_EQ(CheckSequence({}), "");
 }

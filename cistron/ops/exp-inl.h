@@ -52,7 +52,7 @@ HWY_INLINE void ScaledExp(const FloatVec (&shifted)[kCount], const FloatVec (&r)
 // second, so x comes second.
 HWY_INLINE FloatVec ClampKeepingNaN(FloatVec x, float low, float high) {
   const FloatTag d;
-#if HWY_TARGET == HWY_SCALAR
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Min(hn::Set(d, high), hn::Max(hn::Set(d, low), x)));
 #else
   return hn::Min(hn::Set(d, high), hn::Max(hn::Set(d, low), x));

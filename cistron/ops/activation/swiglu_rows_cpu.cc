@@ -12,6 +12,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops::internal {
 namespace HWY_NAMESPACE {
+namespace {  // other kernels have helpers of the same names
 
 namespace hn = hwy::HWY_NAMESPACE;
 using ops::HWY_NAMESPACE::Exp;
@@ -185,10 +186,12 @@ void BackwardRows(const SwiGluBackwardArgs<T>& args, std::int64_t begin, std::in
       const Tail<T> dy_tail(dy + j, n), gate_tail(gate + j, n), up_tail(up + j, n);
       Tail<T> dgate_tail(dgate + j, args.accumulate_dx ? n : 0);
       Tail<T> dup_tail(dup + j, args.accumulate_dx ? n : 0);
-      Tail<T> y_tail(y + j, y != nullptr && args.accumulate_y ? n : 0);
+      Tail<T> y_tail;
+      if (y != nullptr && args.accumulate_y) y_tail = Tail<T>(y + j, n);
       // Padding has dy = up = 0 and adds nothing.
       BackwardBlock<false>(args, dy_tail.values, gate_tail.values, up_tail.values, scale,
-                           dgate_tail.values, dup_tail.values, y_tail.values, dscale);
+                           dgate_tail.values, dup_tail.values,
+                           y == nullptr ? nullptr : y_tail.values, dscale);
       dgate_tail.CopyTo(dgate + j, n);
       dup_tail.CopyTo(dup + j, n);
       if (y != nullptr) y_tail.CopyTo(y + j, n);
@@ -222,6 +225,7 @@ void BackwardBF16(const SwiGluBackwardArgs<bf16>& args, std::int64_t begin, std:
   BackwardRows<false>(args, begin, end);
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops::internal
 HWY_AFTER_NAMESPACE();
