@@ -33,6 +33,8 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]')
 CUDA = re.compile(r"^(cuda|cublas|cudnn|cute/|cutlass/|nccl|nvtx)")
 # Libraries that only source files may include.
 SOURCE_ONLY = re.compile(r"^(spdlog/|nlohmann/(?!json_fwd)|yaml-cpp/|CLI/|htslib/|oneapi/|hwy/|mpi\.h|omp\.h)")
+KERNELS = "HWY_BEFORE_NAMESPACE"
+OWN_HELPERS = re.compile(r"^namespace HWY_NAMESPACE \{\nnamespace \{", re.M)
 LOG_ONLY = re.compile(r"^spdlog/")
 
 
@@ -64,6 +66,9 @@ def violations(path, text):
             return
         else:
             level = LEVEL[own]
+    if KERNELS in text and path.suffix == ".cc" and not OWN_HELPERS.search(text):
+        yield 0, ("the kernels of a file belong into an unnamed namespace inside HWY_NAMESPACE: helpers of "
+                  "the same name in two files would be merged by the linker")
     for number, line in enumerate(text.splitlines(), 1):
         match = INCLUDE.match(line)
         if not match:

@@ -47,6 +47,12 @@ class Layers(unittest.TestCase):
         self.assertEqual(found("cistron/base/log.cc", "#include <spdlog/spdlog.h>"), [])
         self.assertEqual(found("cistron/ops/norm/norm-inl.h", '#include "hwy/highway.h"'), [])
 
+    def test_kernels_keep_their_helpers(self):
+        opening = ["HWY_BEFORE_NAMESPACE();", "namespace cistron::ops {", "namespace HWY_NAMESPACE {"]
+        self.assertIn("unnamed namespace", found("cistron/ops/norm/norm_cpu.cc", *opening, "struct Tail;")[0])
+        self.assertEqual(found("cistron/ops/norm/norm_cpu.cc", *opening, "namespace {"), [])
+        self.assertEqual(found("cistron/ops/norm/norm-inl.h", *opening, "struct Tail;"), [])
+
     def test_paths_start_at_the_root(self):
         self.assertEqual(len(found("cistron/nn/moe.cc", '#include "moe.h"')), 1)
         self.assertEqual(len(found("cistron/nn/moe.cc", '#include "../ops/context.h"')), 1)

@@ -91,6 +91,16 @@ HWY_INLINE void Exp2(FloatVec (&x)[kCount]) {
   ScaledExp(shifted, r, x);
 }
 
+// σ(x) = 1 / (1 + e^−x), accurate on both sides; e^−x overflows to Inf below −88.4, where σ(x) is 0
+// but for 2^-127. σ(NaN) is NaN.
+template <int kCount>
+HWY_INLINE void Sigmoid(const FloatVec (&x)[kCount], FloatVec (&sigma)[kCount]) {
+  const FloatVec one = hn::Set(FloatTag(), 1.0f);
+  ForEach<kCount>([&](int i) { sigma[i] = hn::Neg(x[i]); });
+  Exp(sigma);
+  ForEach<kCount>([&](int i) { sigma[i] = hn::Div(one, hn::Add(one, sigma[i])); });
+}
+
 HWY_INLINE FloatVec Exp(FloatVec x) {
   FloatVec v[1] = {x};
   Exp(v);

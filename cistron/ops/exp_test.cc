@@ -20,6 +20,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops {
 namespace HWY_NAMESPACE {
+namespace {
 
 // The size of `values` is a whole number of blocks.
 template <int kCount, bool kBase2>
@@ -65,6 +66,7 @@ std::int64_t Lanes() {
   return kLanes;
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops
 HWY_AFTER_NAMESPACE();

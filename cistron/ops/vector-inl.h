@@ -133,6 +133,21 @@ HWY_INLINE void StoreFloats(FloatVec (&v)[kCount], bool accumulate, T* to) {
   StoreFloats(v, to);
 }
 
+// Elements beyond the last whole block of kSize go through a buffer of one block, padded with
+// zeros. The size is part of the type: kernels of several files, with blocks of their own, share
+// it.
+template <class T, std::int64_t kSize>
+struct Tail {
+  HWY_ALIGN T values[kSize] = {};
+  Tail() = default;
+  Tail(const T* from, std::int64_t n) {
+    for (std::int64_t j = 0; j < n; ++j) values[j] = from[j];
+  }
+  void CopyTo(T* to, std::int64_t n) const {
+    for (std::int64_t j = 0; j < n; ++j) to[j] = values[j];
+  }
+};
+
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops
 HWY_AFTER_NAMESPACE();

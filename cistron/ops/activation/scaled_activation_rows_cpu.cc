@@ -13,16 +13,16 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops::internal {
 namespace HWY_NAMESPACE {
-namespace {  // SwiGLU's kernels have helpers of the same names
+namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 using ops::HWY_NAMESPACE::ClampKeepingNaN;
-using ops::HWY_NAMESPACE::Exp;
 using ops::HWY_NAMESPACE::FloatTag;
 using ops::HWY_NAMESPACE::FloatVec;
 using ops::HWY_NAMESPACE::ForEach;
 using ops::HWY_NAMESPACE::kLanes;
 using ops::HWY_NAMESPACE::LoadFloats;
+using ops::HWY_NAMESPACE::Sigmoid;
 using ops::HWY_NAMESPACE::StoreFloats;
 
 // A block: two vectors, 32 elements with AVX-512, so that the usual interleave of 32 has no tail.
@@ -31,14 +31,6 @@ constexpr std::int64_t kBlock = kVectors * kLanes;
 
 // From here on σ is 0 or 1 in f32; GELU's argument has z = ±123 there.
 constexpr float kSaturated = 120.0f, kGeluSaturated = 11.5f;
-
-// σ(z) = 1 / (1 + e^−z), as in SwiGLU's own kernels.
-HWY_INLINE void Sigmoid(const FloatVec (&z)[kVectors], FloatVec (&sigma)[kVectors]) {
-  const FloatVec one = hn::Set(FloatTag(), 1.0f);
-  ForEach<kVectors>([&](int i) { sigma[i] = hn::Neg(z[i]); });
-  Exp(sigma);
-  ForEach<kVectors>([&](int i) { sigma[i] = hn::Div(one, hn::Add(one, sigma[i])); });
-}
 
 // G and U of a block and, with kSlopes, G' and U' (see scaled_activation.h).
 struct Block {
@@ -97,15 +89,8 @@ HWY_INLINE void Evaluate(const ActivationConfig& config, const FloatVec (&a)[kVe
   });
 }
 
-// Elements beyond the last whole block of a segment go through buffers of one block, padded with
-// zeros.
 template <class T>
-struct Tail {
-  HWY_ALIGN T values[kBlock] = {};
-  Tail() = default;
-  Tail(const T* from, std::int64_t n) { std::copy_n(from, n, values); }
-  void CopyTo(T* to, std::int64_t n) const { std::copy_n(values, n, to); }
-};
+using Tail = ops::HWY_NAMESPACE::Tail<T, kBlock>;
 
 template <ActivationKind kKind, class T>
 HWY_INLINE void ForwardBlock(const ScaledActivationArgs<T>& args, const T* gate, const T* up,

@@ -12,15 +12,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops::internal {
 namespace HWY_NAMESPACE {
-namespace {  // other kernels have helpers of the same names
+namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
-using ops::HWY_NAMESPACE::Exp;
 using ops::HWY_NAMESPACE::FloatTag;
 using ops::HWY_NAMESPACE::FloatVec;
 using ops::HWY_NAMESPACE::ForEach;
 using ops::HWY_NAMESPACE::kLanes;
 using ops::HWY_NAMESPACE::LoadFloats;
+using ops::HWY_NAMESPACE::Sigmoid;
 using ops::HWY_NAMESPACE::StoreFloats;
 using ops::HWY_NAMESPACE::StreamFloats;
 
@@ -44,27 +44,8 @@ HWY_INLINE void PrefetchBlock(const T* p) {
   for (std::int64_t i = 0; i < kBytes; i += kLine) __builtin_prefetch(line + i, 0, kSecondLevel);
 }
 
-// σ(a) = 1 / (1 + e^−a), accurate on both sides; e^−a overflows to Inf below −88.4, where σ(a) is 0
-// but for 2^-127. σ(NaN) is NaN.
-HWY_INLINE void Sigmoid(const FloatVec (&a)[kVectors], FloatVec (&sigma)[kVectors]) {
-  const FloatVec one = hn::Set(FloatTag(), 1.0f);
-  ForEach<kVectors>([&](int i) { sigma[i] = hn::Neg(a[i]); });
-  Exp(sigma);
-  ForEach<kVectors>([&](int i) { sigma[i] = hn::Div(one, hn::Add(one, sigma[i])); });
-}
-
-// Columns beyond the last whole block go through buffers of one block, padded with zeros.
 template <class T>
-struct Tail {
-  HWY_ALIGN T values[kBlock] = {};
-  Tail() = default;
-  Tail(const T* from, std::int64_t n) {
-    for (std::int64_t j = 0; j < n; ++j) values[j] = from[j];
-  }
-  void CopyTo(T* to, std::int64_t n) const {
-    for (std::int64_t j = 0; j < n; ++j) to[j] = values[j];
-  }
-};
+using Tail = ops::HWY_NAMESPACE::Tail<T, kBlock>;
 
 template <class T>
 HWY_INLINE void ForwardBlock(const T* gate, const T* up, FloatVec scale, FloatVec (&y)[kVectors]) {

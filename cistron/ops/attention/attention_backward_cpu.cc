@@ -20,6 +20,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops {
 namespace HWY_NAMESPACE {
+namespace {
 
 inline std::int64_t RoundUpToLanes(std::int64_t n) {
   return (n + kLanes - 1) / kLanes * kLanes;
@@ -352,6 +353,7 @@ void BackwardBF16(const AttentionBackwardArgs<bf16>& args, TaskKind kind, const 
   Backward(args, kind, task, scratch);
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops
 HWY_AFTER_NAMESPACE();

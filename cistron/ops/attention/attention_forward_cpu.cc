@@ -14,6 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops {
 namespace HWY_NAMESPACE {
+namespace {
 
 // Online softmax of one panel of scores [rows, kPanel] (in units of log2), in place: scores become
 // exp2(score − maximum); `correction` is the factor of what was summed before.
@@ -149,6 +150,7 @@ void ForwardBF16(const AttentionForwardArgs<bf16>& args, const AttentionTask& ta
   ForwardBlock(args, task, scratch);
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops
 HWY_AFTER_NAMESPACE();

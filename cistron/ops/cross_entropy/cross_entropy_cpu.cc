@@ -17,6 +17,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops {
 namespace HWY_NAMESPACE {
+namespace {
 
 // One row of logits [V]: returns nll and leaves e^(l − max) in `logits` and the sum of those in
 // `sum`.
@@ -98,6 +99,7 @@ void Rows(const ChunkOfLogits& chunk, std::int64_t begin, std::int64_t end) {
   }
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops
 HWY_AFTER_NAMESPACE();

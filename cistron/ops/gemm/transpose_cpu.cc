@@ -9,6 +9,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops::internal {
 namespace HWY_NAMESPACE {
+namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -66,6 +67,7 @@ void TransposeBlocks(const float* from, std::int64_t from_stride, std::int64_t r
 }
 #endif
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops::internal
 HWY_AFTER_NAMESPACE();

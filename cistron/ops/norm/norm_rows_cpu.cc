@@ -15,6 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops {
 namespace HWY_NAMESPACE {
+namespace {
 
 template <class T>
 HWY_INLINE void Store(float value, bool accumulate, T* to) {
@@ -132,6 +133,7 @@ void BackwardBF16(const RmsNormBackwardArgs<bf16>& args, std::int64_t begin, std
   BackwardRows(args, begin, end, dg);
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops
 HWY_AFTER_NAMESPACE();

@@ -15,6 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops {
 namespace HWY_NAMESPACE {
+namespace {
 
 // Updates kLanes elements in place and returns the parameters.
 HWY_INLINE FloatVec UpdateVector(const AdamWFactors<float>& f, const float* g, float* p, float* m,
@@ -61,6 +62,7 @@ void UpdateRange(const AdamWFactors<float>& f, const float* g, float* p, float* 
   }
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops
 HWY_AFTER_NAMESPACE();

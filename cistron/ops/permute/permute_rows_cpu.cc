@@ -13,6 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops::internal {
 namespace HWY_NAMESPACE {
+namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 using ops::HWY_NAMESPACE::FloatTag;
@@ -182,6 +183,7 @@ void UnpermuteBackwardBF16(const UnpermuteBackwardArgs<bf16>& args, std::int64_t
   UnpermuteBackward(args, begin, end);
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops::internal
 HWY_AFTER_NAMESPACE();

@@ -15,6 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops::internal {
 namespace HWY_NAMESPACE {
+namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 using ops::HWY_NAMESPACE::Decode;
@@ -43,18 +44,8 @@ constexpr std::int64_t kBlock = 32;         // of MXFP8
 constexpr std::int64_t kPair = 2 * kLanes;  // elements that are loaded together
 constexpr std::int64_t kBlocksAtOnce = 32;  // of a row
 
-// Fewer than kPair elements, padded with zeros.
 template <class T>
-struct Tail {
-  HWY_ALIGN T values[kPair] = {};
-  Tail() = default;
-  Tail(const T* from, std::int64_t n) {
-    for (std::int64_t j = 0; j < n; ++j) values[j] = from[j];
-  }
-  void CopyTo(T* to, std::int64_t n) const {
-    for (std::int64_t j = 0; j < n; ++j) to[j] = values[j];
-  }
-};
+using Tail = ops::HWY_NAMESPACE::Tail<T, kPair>;
 
 // Magnitudes are compared as integers of the type's own width.
 template <class T>
@@ -671,6 +662,7 @@ void DecodeExact(const std::uint8_t* codes, std::int64_t n, DType format, const 
   DecodeFormat<Store::kExact>(codes, n, format, scales, block, to);
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops::internal
 HWY_AFTER_NAMESPACE();

@@ -10,6 +10,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops::internal {
 namespace HWY_NAMESPACE {
+namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 using ops::HWY_NAMESPACE::FloatTag;
@@ -42,6 +43,7 @@ void ScaleBF16(const float* sums, std::int64_t n, float scale_a, float scale_b, 
   Scale(sums, n, scale_a, scale_b, accumulate, to);
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops::internal
 HWY_AFTER_NAMESPACE();

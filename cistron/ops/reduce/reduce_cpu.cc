@@ -18,6 +18,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops {
 namespace HWY_NAMESPACE {
+namespace {
 
 using DoubleTag = hn::ScalableTag<double>;
 using DoubleVec = hn::Vec<DoubleTag>;
@@ -163,6 +164,7 @@ void AddBlock(const Tensor& x, const Tensor& y, std::int64_t begin, std::int64_t
   });
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops
 HWY_AFTER_NAMESPACE();

@@ -11,6 +11,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops {
 namespace HWY_NAMESPACE {
+namespace {
 
 template <class T>
 void Rows(const RopeArgs<T>& a, std::int64_t begin, std::int64_t end, float* scratch) {
@@ -52,6 +53,7 @@ void RowsBF16(const RopeArgs<bf16>& args, std::int64_t begin, std::int64_t end, 
   Rows(args, begin, end, scratch);
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops
 HWY_AFTER_NAMESPACE();

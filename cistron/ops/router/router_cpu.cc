@@ -14,6 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops {
 namespace HWY_NAMESPACE {
+namespace {
 
 template <class T>
 void LoadTileOf(const RouterConfig& config, const Tensor& logits, const Tensor& mask,
@@ -242,6 +243,7 @@ void BackwardBlock(const RouterBackwardArgs& args, const RouterBlock& block, Rou
   }
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops
 HWY_AFTER_NAMESPACE();
