@@ -3,8 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <exception>
 #include <functional>
 #include <vector>
 
@@ -54,6 +57,18 @@ inline std::vector<double> Alternate(const Options& options,
     medians.push_back(t[t.size() / 2]);
   }
   return medians;
+}
+
+// A benchmark's main function: runs `run`, and reports what it throws.
+template <class F>
+int Main(F&& run) {
+  try {
+    run();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  return 0;
 }
 
 }  // namespace cistron::bench

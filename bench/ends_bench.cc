@@ -145,11 +145,5 @@ void Run(const bench::Options& options) {
 }  // namespace cistron
 
 int main(int argc, char** argv) {
-  try {
-    cistron::Run(cistron::bench::ParseOptions(argc, argv));
-  } catch (const std::exception& e) {
-    fmt::print(stderr, "{}\n", e.what());
-    return 1;
-  }
-  return 0;
+  return cistron::bench::Main([&] { cistron::Run(cistron::bench::ParseOptions(argc, argv)); });
 }

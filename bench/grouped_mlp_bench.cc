@@ -223,11 +223,5 @@ void Run(int argc, char** argv) {
 }  // namespace cistron
 
 int main(int argc, char** argv) {
-  try {
-    cistron::Run(argc, argv);
-  } catch (const std::exception& e) {
-    fmt::print(stderr, "{}\n", e.what());
-    return 1;
-  }
-  return 0;
+  return cistron::bench::Main([&] { cistron::Run(argc, argv); });
 }

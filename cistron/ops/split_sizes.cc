@@ -19,4 +19,8 @@ std::vector<std::int64_t> RowOffsets(std::string_view op, const Tensor& split_si
   return offsets;
 }
 
+std::int64_t RowsInUse(std::string_view op, const Tensor& split_sizes, std::int64_t rows) {
+  return split_sizes ? RowOffsets(op, split_sizes, rows).back() : rows;
+}
+
 }  // namespace cistron::ops

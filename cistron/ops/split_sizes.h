@@ -13,4 +13,7 @@ namespace cistron::ops {
 std::vector<std::int64_t> RowOffsets(std::string_view op, const Tensor& split_sizes,
                                      std::int64_t max_rows);
 
+// Σ split_sizes, checked as above; all `rows` where it is undefined.
+std::int64_t RowsInUse(std::string_view op, const Tensor& split_sizes, std::int64_t rows);
+
 }  // namespace cistron::ops

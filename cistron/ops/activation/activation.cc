@@ -1,6 +1,7 @@
 #include "cistron/ops/activation/activation.h"
 
 #include "cistron/ops/activation/activation_impls.h"
+#include "cistron/ops/check_tensor.h"
 #include "cistron/ops/split_sizes.h"
 
 namespace cistron::ops {
@@ -11,24 +12,6 @@ constexpr SwiGluImpl kImpls[] = {
     {"ref", internal::SwiGluRefSupports, {internal::SwiGluForwardRef, internal::SwiGluBackwardRef}},
 };
 
-// A matrix [rows, width] of x's dtype with contiguous rows.
-void CheckMatrix(std::string_view op, const char* name, const Tensor& t, std::int64_t rows,
-                 std::int64_t width, DType dtype) {
-  CISTRON_CHECK(t && t.rank() == 2 && t.dim(0) == rows && t.dim(1) == width && t.dtype() == dtype,
-                "{}: {} is {}, expected {} [{}, {}]", op, name, Describe(t), Name(dtype), rows,
-                width);
-  CISTRON_CHECK(width <= 1 || t.stride(1) == 1,
-                "{}: the rows of {} are not contiguous: the last stride is {}", op, name,
-                t.stride(1));
-}
-
-// One value a row, in the compute type.
-void CheckRowValues(std::string_view op, const char* name, const Tensor& t, std::int64_t rows,
-                    DType dtype) {
-  CISTRON_CHECK(t.rank() == 1 && t.dim(0) == rows && t.dtype() == dtype && t.IsContiguous(),
-                "{}: {} is {}, expected {} [{}]", op, name, Describe(t), Name(dtype), rows);
-}
-
 // Checks x and the row scale; returns the problem.
 SwiGluProblem CheckInputs(std::string_view op, const Tensor& x, const Tensor& row_scale) {
   CISTRON_CHECK(x && x.rank() == 2 && x.dim(1) % 2 == 0,
@@ -36,10 +19,6 @@ SwiGluProblem CheckInputs(std::string_view op, const Tensor& x, const Tensor& ro
   CheckMatrix(op, "x", x, x.dim(0), x.dim(1), x.dtype());
   if (row_scale) CheckRowValues(op, "row_scale", row_scale, x.dim(0), ComputeType(x.dtype()));
   return {x.dtype(), x.dim(0), x.dim(1) / 2};
-}
-
-std::int64_t RowsInUse(std::string_view op, const Tensor& split_sizes, std::int64_t rows) {
-  return split_sizes ? RowOffsets(op, split_sizes, rows).back() : rows;
 }
 
 }  // namespace

@@ -3,27 +3,11 @@
 #include <cmath>
 
 #include "cistron/ops/activation/scaled_activation_impls.h"
+#include "cistron/ops/check_tensor.h"
 #include "cistron/ops/split_sizes.h"
 
 namespace cistron::ops {
 namespace {
-
-// A matrix [rows, width] with contiguous rows.
-void CheckMatrix(std::string_view op, const char* name, const Tensor& t, std::int64_t rows,
-                 std::int64_t width, DType dtype) {
-  CISTRON_CHECK(t && t.rank() == 2 && t.dim(0) == rows && t.dim(1) == width && t.dtype() == dtype,
-                "{}: {} is {}, expected {} [{}, {}]", op, name, Describe(t), Name(dtype), rows,
-                width);
-  CISTRON_CHECK(width <= 1 || t.stride(1) == 1,
-                "{}: the rows of {} are not contiguous: the last stride is {}", op, name,
-                t.stride(1));
-}
-
-void CheckRowValues(std::string_view op, const char* name, const Tensor& t, std::int64_t rows,
-                    DType dtype) {
-  CISTRON_CHECK(t.rank() == 1 && t.dim(0) == rows && t.dtype() == dtype && t.IsContiguous(),
-                "{}: {} is {}, expected {} [{}]", op, name, Describe(t), Name(dtype), rows);
-}
 
 ScaledActivationProblem CheckInputs(std::string_view op, const ActivationConfig& config,
                                     const Tensor& x, const Tensor& row_scale) {
@@ -45,10 +29,6 @@ ScaledActivationProblem CheckInputs(std::string_view op, const ActivationConfig&
   }
   if (row_scale) CheckRowValues(op, "row_scale", row_scale, x.dim(0), ComputeType(x.dtype()));
   return {x.dtype(), config, x.dim(0), width};
-}
-
-std::int64_t RowsInUse(std::string_view op, const Tensor& split_sizes, std::int64_t rows) {
-  return split_sizes ? RowOffsets(op, split_sizes, rows).back() : rows;
 }
 
 }  // namespace
