@@ -12,13 +12,14 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1")
 
 add_library(cistron_flags INTERFACE)
-target_compile_options(cistron_flags INTERFACE -Wall -Wextra -Wshadow -Wno-unused-parameter)
+target_compile_options(cistron_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wno-unused-parameter>)
 # g++ 12 warns about its own std::string (GCC bug 105651).
 target_compile_options(cistron_flags INTERFACE
-  $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>)
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>)
 # Numbers must not depend on which instructions the compiler finds: a product and a sum are fused
 # only where the source says so.
-target_compile_options(cistron_flags INTERFACE -ffp-contract=off)
+target_compile_options(cistron_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 
 # A program loads only the libraries that it uses: a test of data/ links ops/ and yet not oneDNN.
 add_link_options(-Wl,--as-needed)

@@ -1,5 +1,6 @@
 # cistron_module(NAME SOURCES … HEADERS … [PUBLIC deps…] [PRIVATE deps…])
 #   one static library `cistron_<name>` (slashes become underscores), alias `cistron::<name>`.
+# cistron_cuda_sources(TARGET SOURCES … STUB …): sources of the CUDA backend, or what stands in for them.
 # cistron_test(NAME SOURCES … DEPS … [LABELS …] [TIMEOUT s])
 #   one GoogleTest program, registered as one ctest entry of that name. The label `threads` marks tests that
 #   ThreadSanitizer runs; they must not link oneDNN.
@@ -24,6 +25,18 @@ function(cistron_module name)
                                   $<BUILD_INTERFACE:cistron_flags>)
   target_compile_features(${target} PUBLIC cxx_std_20)  # users of the installed package need it too
   set_property(GLOBAL APPEND PROPERTY CISTRON_MODULES ${target})
+endfunction()
+
+function(cistron_cuda_sources target)
+  cmake_parse_arguments(ARG "" "" "SOURCES;STUB" ${ARGN})
+  if(CISTRON_CUDA)
+    list(TRANSFORM ARG_SOURCES PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+    target_sources(${target} PRIVATE ${ARG_SOURCES})
+    target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:cistron_cuda_flags> CUDA::cudart_static)
+  else()
+    list(TRANSFORM ARG_STUB PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+    target_sources(${target} PRIVATE ${ARG_STUB})
+  endif()
 endfunction()
 
 function(cistron_test name)

@@ -2,6 +2,7 @@
 
 #include "cistron/base/env.h"
 #include "cistron/ops/instruction_set.h"
+#include "cistron/tensor/cuda_backend.h"
 
 namespace cistron::ops {
 
@@ -9,6 +10,12 @@ Context::Context()
     : allocator_(&CpuAllocator()),
       impl_choice_(std::make_shared<const std::string>(GetEnv("CISTRON_IMPL").value_or(""))) {
   LimitInstructionSet();
+}
+
+Context::Context(Device device) : Context() {
+  if (device.type == DeviceType::kCpu) return;
+  allocator_ = &cuda::DeviceAllocator(device.index);
+  stream_ = cuda::MainStream(device.index);
 }
 
 // The choice is a comma-separated list of `op=impl`; an entry without `=` names the implementation
@@ -45,7 +52,6 @@ Context Context::WithStrict(bool strict) const {
 Context Context::WithAllocator(Allocator& allocator) const {
   Context copy = *this;
   copy.allocator_ = &allocator;
-  copy.stream_.device = allocator.device();
   return copy;
 }
 

@@ -13,6 +13,9 @@ class Context {
  public:
   // A CPU context. Reads CISTRON_IMPL once: "ref", or "attention=ref,gemm=cpu".
   Context();
+  // A context of any device: its main stream and its allocator. Throws kUnsupported when there is
+  // no such device or this build cannot use it.
+  explicit Context(Device device);
 
   Device device() const { return stream_.device; }
   const Stream& stream() const { return stream_; }

@@ -31,18 +31,21 @@ struct Support {
 // struct of function pointers (forward, backward, …) with one signature for all implementations.
 template <class Problem, class Run>
 struct Implementation {
-  std::string_view name;  // "cpu", "ref"
+  std::string_view name;  // "cpu", "ref", "cuda"
   Support (*supports)(const Problem&);
   Run run;
+  DeviceType device = DeviceType::kCpu;  // whose tensors it takes
 };
 
-// The implementation that runs a problem: the user's choice, else the first that supports it.
+// The implementation that runs a problem: the user's choice, else the first of the context's device
+// that supports it.
 template <class Problem, class Run>
 const Run& Select(const Context& ctx, std::string_view op,
                   std::span<const Implementation<Problem, Run>> list, const Problem& problem) {
   const std::string preferred = ctx.PreferredImpl(op);
   std::string reasons;
   for (const auto& impl : list) {
+    if (impl.device != ctx.device().type) continue;
     if (!preferred.empty() && impl.name != preferred) continue;
     const Support support = impl.supports(problem);
     if (support) {
@@ -57,9 +60,13 @@ const Run& Select(const Context& ctx, std::string_view op,
     }
     reasons += fmt::format("\n  {}: {}", impl.name, support.reason);
   }
-  if (reasons.empty())
-    reasons = fmt::format("\n  there is no implementation named '{}'", preferred);
-  CISTRON_THROW(kUnsupported, "{}: no implementation runs this problem:{}", op, reasons);
+  if (reasons.empty()) {
+    reasons = preferred.empty()
+                  ? std::string("\n  there is none for this device")
+                  : fmt::format("\n  there is no implementation named '{}'", preferred);
+  }
+  CISTRON_THROW(kUnsupported, "{}: no implementation runs this problem on {}:{}", op,
+                ToString(ctx.device()), reasons);
 }
 
 // One row of the support matrix that `cistron info --ops` prints.

@@ -1,6 +1,16 @@
 #include "cistron/ops/split_sizes.h"
 
+#include "cistron/ops/check_tensor.h"
+
 namespace cistron::ops {
+
+void CheckSplitSizes(std::string_view op, const Tensor& split_sizes, std::int64_t max_rows) {
+  if (split_sizes && !OnHost(split_sizes)) {
+    CheckTensor(op, "split_sizes", split_sizes, {split_sizes.dim(0)}, DType::kI64);
+  } else {
+    RowOffsets(op, split_sizes, max_rows);
+  }
+}
 
 std::vector<std::int64_t> RowOffsets(std::string_view op, const Tensor& split_sizes,
                                      std::int64_t max_rows) {

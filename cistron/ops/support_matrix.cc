@@ -34,6 +34,10 @@ constexpr DType kFormats[] = {DType::kE4M3, DType::kE5M2};
 constexpr Scaling kScalings[] = {Scaling::kTensor, Scaling::kBlock1x128, Scaling::kBlock128x128,
                                  Scaling::kMxfp8, Scaling::kMxfp8Block32x32};
 
+std::string DeviceName(DeviceType type) {
+  return type == DeviceType::kCpu ? "cpu" : "cuda";
+}
+
 // Appends the answers of an op's implementations; make(dtype) is the problem.
 template <class Problem, class Run, class F>
 void Ask(std::string_view op, std::string_view direction,
@@ -41,8 +45,13 @@ void Ask(std::string_view op, std::string_view direction,
          std::vector<SupportRow>& rows) {
   for (const auto& implementation : list) {
     for (const DType dtype : kDTypes) {
-      rows.push_back({std::string(op), std::string(implementation.name), std::string(Name(dtype)),
-                      implementation.supports(make(dtype)), std::string(direction)});
+      rows.push_back({std::string(op),
+                      std::string(implementation.name),
+                      std::string(Name(dtype)),
+                      implementation.supports(make(dtype)),
+                      std::string(direction),
+                      {},
+                      DeviceName(implementation.device)});
     }
   }
 }
@@ -57,7 +66,8 @@ void AskFormats(std::string_view op, std::string_view direction,
       for (const Scaling scaling : kScalings) {
         rows.push_back({std::string(op), std::string(implementation.name),
                         std::string(Name(format)), implementation.supports(make(scaling, format)),
-                        std::string(direction), std::string(Name(scaling))});
+                        std::string(direction), std::string(Name(scaling)),
+                        DeviceName(implementation.device)});
       }
     }
   }

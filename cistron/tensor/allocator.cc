@@ -44,6 +44,10 @@ std::size_t SizeClass(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
+HostMemory SystemMemory() {
+  return {std::aligned_alloc, std::free};
+}
+
 class CachingCpuAllocator final : public Allocator {
  public:
   ~CachingCpuAllocator() override { ReleaseCache(); }
@@ -76,11 +80,19 @@ class CachingCpuAllocator final : public Allocator {
       MarkUsed(pointer, 0, size);
       stats_.cached_bytes += static_cast<std::int64_t>(size);
     } catch (...) {
-      std::free(pointer);  // no memory to remember the block: give it back
+      source_.release(pointer);  // no memory to remember the block: give it back
     }
   }
 
   Device device() const override { return {}; }
+
+  void SetSource(const HostMemory& source) {
+    std::lock_guard lock(mutex_);
+    CISTRON_CHECK(stats_.live_bytes == 0,
+                  "memory: its source cannot change while {} bytes are in use", stats_.live_bytes);
+    ReleaseCache();
+    source_ = source;
+  }
 
   AllocatorStats Stats() const override {
     std::lock_guard lock(mutex_);
@@ -96,10 +108,10 @@ class CachingCpuAllocator final : public Allocator {
   void* NewBlock(std::size_t size) {
     const std::size_t alignment = size >= kHugePage ? kHugePage : kAlignment;
     const std::size_t rounded = (size + alignment - 1) / alignment * alignment;
-    void* block = std::aligned_alloc(alignment, rounded);
+    void* block = source_.allocate(alignment, rounded);
     if (block == nullptr) {
       ReleaseCache();
-      block = std::aligned_alloc(alignment, rounded);
+      block = source_.allocate(alignment, rounded);
     }
     if (block == nullptr) {
       CISTRON_THROW(
@@ -117,7 +129,7 @@ class CachingCpuAllocator final : public Allocator {
     for (auto& [size, blocks] : free_) {
       for (void* block : blocks) {
         MarkUsed(block, size, size);
-        std::free(block);
+        source_.release(block);
       }
       stats_.cached_bytes -= static_cast<std::int64_t>(size * blocks.size());
       blocks.clear();
@@ -125,16 +137,27 @@ class CachingCpuAllocator final : public Allocator {
   }
 
   mutable std::mutex mutex_;
+  HostMemory source_ = SystemMemory();
   std::map<std::size_t, std::vector<void*>> free_;
   AllocatorStats stats_;
 };
 
 }  // namespace
 
-Allocator& CpuAllocator() {
+namespace {
+CachingCpuAllocator& ProcessAllocator() {
   // Never destroyed: tensors with static lifetime may outlive any order of destruction.
-  static Allocator* allocator = new CachingCpuAllocator();
+  static auto* allocator = new CachingCpuAllocator();
   return *allocator;
+}
+}  // namespace
+
+Allocator& CpuAllocator() {
+  return ProcessAllocator();
+}
+
+void SetHostMemory(const HostMemory& source) {
+  ProcessAllocator().SetSource(source);
 }
 
 std::unique_ptr<Allocator> MakeCachingCpuAllocator() {

@@ -31,6 +31,15 @@ class Allocator {
   virtual void ResetPeak() = 0;
 };
 
+// Where the process's CPU allocator gets its blocks.
+struct HostMemory {
+  void* (*allocate)(std::size_t alignment, std::size_t bytes);  // null: there is none
+  void (*release)(void* block);
+};
+// From now on, e.g. memory that a GPU reads by itself (cuda::PinnedHostMemory). Before the first
+// tensor: throws kInvalidArgument while blocks are in use.
+void SetHostMemory(const HostMemory& source);
+
 // The process's CPU allocator: freed blocks are kept by size class and reused, because a fresh
 // mapping costs a page fault for every 4 KiB at each step of training.
 Allocator& CpuAllocator();

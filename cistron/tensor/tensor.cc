@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cistron/base/threads.h"
+#include "cistron/tensor/cuda_backend.h"
 
 namespace cistron {
 
@@ -112,6 +113,10 @@ decltype(auto) DispatchAny(DType dtype, F&& f) {
   return f(TypeTag<std::uint8_t>{});
 }
 
+Allocator& AllocatorOf(Device device) {
+  return device.type == DeviceType::kCpu ? CpuAllocator() : cuda::DeviceAllocator(device.index);
+}
+
 }  // namespace
 
 Tensor Tensor::Empty(const Shape& shape, DType dtype, Allocator& allocator) {
@@ -168,7 +173,7 @@ bool Tensor::IsContiguous() const {
 double Tensor::item() const {
   CISTRON_CHECK(numel() == 1, "Tensor::item: {} does not have exactly one element",
                 Describe(*this));
-  return ElementAsDouble(*this, 0);
+  return ElementAsDouble(ToHost(), 0);
 }
 
 Tensor Tensor::Reshape(const Shape& shape) const {
@@ -204,9 +209,15 @@ Tensor Tensor::Select(std::int64_t index) const {
 }
 
 Tensor Tensor::Clone() const {
-  CheckHostContiguous();
-  Tensor t = Empty(shape_, dtype_);
-  std::memcpy(t.data_, data_, static_cast<std::size_t>(bytes()));
+  Tensor t = Empty(shape_, dtype_, AllocatorOf(device_));
+  CopyTo(*this, t);
+  return t;
+}
+
+Tensor Tensor::To(Device device) const {
+  if (device == device_ || data_ == nullptr) return *this;
+  Tensor t = Empty(shape_, dtype_, AllocatorOf(device));
+  CopyTo(*this, t);
   return t;
 }
 
@@ -226,8 +237,24 @@ std::string Describe(const Tensor& t) {
   return fmt::format("{} {}", Name(t.dtype()), ToString(t.shape()));
 }
 
+void CopyTo(const Tensor& from, const Tensor& to) {
+  CISTRON_CHECK(from.shape() == to.shape() && from.dtype() == to.dtype(),
+                "CopyTo: {} does not fit {}", Describe(from), Describe(to));
+  CISTRON_CHECK(from.IsContiguous() && to.IsContiguous(), "CopyTo: the {} view is not contiguous",
+                Describe(from));
+  const auto bytes = static_cast<std::size_t>(from.bytes());
+  if (OnHost(from) && OnHost(to)) {
+    if (bytes > 0) std::memcpy(to.raw(), from.raw(), bytes);
+  } else {
+    cuda::Copy(to.raw(), to.device(), from.raw(), from.device(), bytes);
+  }
+}
+
 void FillZero(const Tensor& t) {
   CISTRON_CHECK(t.IsContiguous(), "FillZero: the {} view is not contiguous", Describe(t));
+  if (!OnHost(t)) {
+    return cuda::FillBytes(t.raw(), t.device(), 0, static_cast<std::size_t>(t.bytes()));
+  }
   char* p = static_cast<char*>(t.raw());
   ParallelChunks(t.bytes(), 1 << 20, [p](std::int64_t begin, std::int64_t end, int) {
     std::memset(p + begin, 0, static_cast<std::size_t>(end - begin));
@@ -235,6 +262,11 @@ void FillZero(const Tensor& t) {
 }
 
 void FillPoison(const Tensor& t) {
+  if (!OnHost(t)) {
+    const Tensor host = Tensor::Empty(t.shape(), t.dtype());
+    FillPoison(host);
+    return CopyTo(host, t);
+  }
   DispatchAny(t.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     for (T& v : t.span<T>()) {
@@ -251,6 +283,9 @@ void FillPoison(const Tensor& t) {
 
 void Convert(const Tensor& from, const Tensor& to) {
   CISTRON_CHECK(from.shape() == to.shape(), "Convert: {} to {}", Describe(from), Describe(to));
+  if (from.dtype() == to.dtype() && (!OnHost(from) || !OnHost(to))) return CopyTo(from, to);
+  if (!OnHost(from)) return Convert(from.ToHost(), to);
+  if (!OnHost(to)) return CopyTo(ConvertTo(from, to.dtype()), to);
   DispatchAny(from.dtype(), [&](auto from_tag) {
     using F = typename decltype(from_tag)::type;
     DispatchAny(to.dtype(), [&](auto to_tag) {
@@ -270,7 +305,7 @@ void Convert(const Tensor& from, const Tensor& to) {
 }
 
 Tensor ConvertTo(const Tensor& from, DType dtype) {
-  Tensor to = Tensor::Empty(from.shape(), dtype);
+  Tensor to = Tensor::Empty(from.shape(), dtype, AllocatorOf(from.device()));
   Convert(from, to);
   return to;
 }

@@ -66,7 +66,8 @@ class Tensor {
     CheckHostContiguous();
     return {data<T>(), static_cast<std::size_t>(numel())};
   }
-  // Value of a one-element host tensor of any dtype, as double.
+  // Value of a one-element tensor of any dtype, as double. On a device it waits for the work
+  // before.
   double item() const;
 
   // Views; they share storage.
@@ -74,7 +75,11 @@ class Tensor {
   Tensor Slice(int dim, std::int64_t begin, std::int64_t length) const;
   Tensor Select(std::int64_t index) const;  // t[index]: drops the first dimension
 
+  // Contiguous tensors; the copy is on the same device.
   Tensor Clone() const;
+  // This tensor where `device` is its own, else a copy there.
+  Tensor To(Device device) const;
+  Tensor ToHost() const { return To(Device{}); }
 
  private:
   [[noreturn]] void ThrowDType(DType asked) const;
@@ -88,10 +93,20 @@ class Tensor {
   Device device_;
 };
 
+// Whether the host can read it.
+inline bool OnHost(const Tensor& t) {
+  return t.device().type == DeviceType::kCpu;
+}
+
 // "f32 [8, 128]", for messages.
 std::string Describe(const Tensor& t);
 
-// Host helpers on contiguous tensors.
+// Copies between contiguous tensors of equal shape and dtype, on any devices, in the order of the
+// device's stream; the host may use its side when this returns.
+void CopyTo(const Tensor& from, const Tensor& to);
+
+// Helpers on contiguous tensors. Those of other devices are converted and poisoned on the host and
+// copied: for setting up and reading out, not for a step.
 void FillZero(const Tensor& t);
 // Every float element becomes NaN, every integer element its largest value: poison for tests.
 void FillPoison(const Tensor& t);

@@ -41,6 +41,12 @@ std::optional<std::size_t> LastDamage(const std::byte* begin) {
   return std::nullopt;
 }
 
+// Of a block with its guards.
+std::size_t BlockBytes(std::size_t payload) {
+  const std::size_t total = payload + 2 * kGuardBytes;
+  return (total + Allocator::kAlignment - 1) / Allocator::kAlignment * Allocator::kAlignment;
+}
+
 }  // namespace
 
 GuardedAllocator::~GuardedAllocator() {
@@ -49,16 +55,13 @@ GuardedAllocator::~GuardedAllocator() {
     if (block.live) {
       ADD_FAILURE() << "a block of " << block.bytes << " bytes outlives its GuardedAllocator";
     } else {
-      std::free(payload - kGuardBytes);
+      CpuAllocator().Deallocate(payload - kGuardBytes, BlockBytes(block.bytes));
     }
   }
 }
 
 void* GuardedAllocator::Allocate(std::size_t bytes) {
-  const std::size_t total = bytes + 2 * kGuardBytes;
-  const std::size_t rounded = (total + kAlignment - 1) / kAlignment * kAlignment;
-  auto* base = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded));
-  if (base == nullptr) CISTRON_THROW(kOutOfMemory, "GuardedAllocator: no {} bytes", bytes);
+  auto* base = static_cast<std::byte*>(CpuAllocator().Allocate(BlockBytes(bytes)));
   std::byte* payload = base + kGuardBytes;
   WriteGuard(base);
   std::fill_n(payload, bytes, kPoison);

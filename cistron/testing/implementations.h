@@ -9,18 +9,26 @@
 #include "cistron/base/threads.h"
 #include "cistron/ops/context.h"
 #include "cistron/ops/implementation.h"
+#include "cistron/testing/cuda.h"
 #include "cistron/testing/instruction_set.h"
 
 namespace cistron::testing {
 
 // Calls f(context) with the context of each implementation of `list` that supports `problem`; fails
-// when there is none.
+// when there is none. Those of a GPU run where there is one, on tensors in page-locked host memory
+// (cuda.h), so that a test needs to know nothing of them.
 template <class Problem, class Run, class F>
 void ForEachImplementation(std::span<const ops::Implementation<Problem, Run>> list,
                            const Problem& problem, F&& f) {
   int run = 0;
   for (const auto& implementation : list) {
     if (!implementation.supports(problem)) continue;
+    if (implementation.device == DeviceType::kCuda) {
+      if (!HasCuda()) continue;
+      SCOPED_TRACE("implementation " + std::string(implementation.name));
+      f(CudaContext().WithImpl(implementation.name));
+      continue;
+    }
     SCOPED_TRACE("implementation " + std::string(implementation.name));
     const ops::Context ctx = ops::Context().WithImpl(implementation.name);
     ++run;

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 
+#include "cistron/testing/cuda.h"
 #include "cistron/testing/random.h"
 
 namespace {
@@ -28,5 +29,6 @@ class SeedPrinter final : public ::testing::EmptyTestEventListener {
 int main(int argc, char** argv) {
   ::testing::InitGoogleMock(&argc, argv);
   ::testing::UnitTest::GetInstance()->listeners().Append(new SeedPrinter);
+  cistron::testing::UseCuda();
   return RUN_ALL_TESTS();
 }

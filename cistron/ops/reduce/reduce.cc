@@ -21,13 +21,20 @@ const ReduceRun& SelectReduce(const Context& ctx, const Tensor& x) {
 }  // namespace
 
 std::span<const ReduceImpl> ReduceImpls() {
-  static const ReduceImpl list[] = {kReduceCpu, kReduceRef};
+  static const ReduceImpl list[] = {kReduceCuda, kReduceCpu, kReduceRef};
   return list;
 }
 
 void StoreScalar(const Output& out, double value) {
   double* target = out.tensor.data<double>();
   *target = out.mode == WriteMode::kWrite ? value : *target + value;
+}
+
+void ClipFactorHost(const Context&, const Tensor& sum_of_squares, double max_norm,
+                    const Tensor& norm, const Tensor& clip) {
+  const double root = std::sqrt(*sum_of_squares.data<double>());
+  *norm.data<double>() = root;
+  *clip.data<double>() = ClipFactorOf(root, max_norm);
 }
 
 void SumOfSquares(const Context& ctx, const Tensor& x, const Output& out) {
@@ -59,11 +66,8 @@ void ClipFactor(const Context& ctx, const Tensor& sum_of_squares, double max_nor
   CheckTensor("ClipFactor", "norm", norm, {}, DType::kF64);
   CheckTensor("ClipFactor", "clip", clip, {}, DType::kF64);
   CISTRON_CHECK(max_norm > 0, "ClipFactor: max_norm {} is not above 0", max_norm);
-  const double root = std::sqrt(*sum_of_squares.data<double>());
-  const double factor = max_norm / (root + 1e-6);
-  *norm.data<double>() = root;
-  // Written so that a NaN norm gives a NaN factor instead of an unclipped step.
-  *clip.data<double>() = factor > 1 ? 1.0 : factor;
+  Select(ctx, "reduce", ReduceImpls(), ReduceProblem{DType::kF64, 1})
+      .clip_factor(ctx, sum_of_squares, max_norm, norm, clip);
 }
 
 }  // namespace cistron::ops

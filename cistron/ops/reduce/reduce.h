@@ -28,6 +28,8 @@ struct ReduceRun {
   void (*sum_of_squares)(const Context&, const Tensor& x, const Output& out);
   void (*weighted_sum)(const Context&, const Tensor& x, const Tensor& weights, const Output& out);
   void (*add_to)(const Context&, const Tensor& x, const Tensor& y);
+  void (*clip_factor)(const Context&, const Tensor& sum_of_squares, double max_norm,
+                      const Tensor& norm, const Tensor& clip);
 };
 using ReduceImpl = Implementation<ReduceProblem, ReduceRun>;
 std::span<const ReduceImpl> ReduceImpls();

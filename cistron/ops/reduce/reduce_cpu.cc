@@ -224,7 +224,7 @@ void AddToCpu(const Context&, const Tensor& x, const Tensor& y) {
 }  // namespace
 
 constinit const ReduceImpl kReduceCpu = {
-    "cpu", SupportsReduce, {SumOfSquaresCpu, WeightedSumCpu, AddToCpu}};
+    "cpu", SupportsReduce, {SumOfSquaresCpu, WeightedSumCpu, AddToCpu, ClipFactorHost}};
 
 }  // namespace cistron::ops
 #endif  // HWY_ONCE

@@ -5,6 +5,7 @@
 
 namespace cistron::ops {
 
+extern const ReduceImpl kReduceCuda;
 extern const ReduceImpl kReduceCpu;
 extern const ReduceImpl kReduceRef;
 
@@ -14,5 +15,13 @@ inline constexpr std::int64_t kReduceBlock = 4096;
 
 // out (= or +=) value.
 void StoreScalar(const Output& out, double value);
+
+// Written so that a NaN norm gives a NaN factor instead of an unclipped step.
+constexpr double ClipFactorOf(double norm, double max_norm) {
+  const double factor = max_norm / (norm + 1e-6);
+  return factor > 1 ? 1.0 : factor;
+}
+void ClipFactorHost(const Context& ctx, const Tensor& sum_of_squares, double max_norm,
+                    const Tensor& norm, const Tensor& clip);
 
 }  // namespace cistron::ops

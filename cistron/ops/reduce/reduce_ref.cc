@@ -66,6 +66,6 @@ void AddToRef(const Context&, const Tensor& x, const Tensor& y) {
 }  // namespace
 
 constinit const ReduceImpl kReduceRef = {
-    "ref", SupportsReduce, {SumOfSquaresRef, WeightedSumRef, AddToRef}};
+    "ref", SupportsReduce, {SumOfSquaresRef, WeightedSumRef, AddToRef, ClipFactorHost}};
 
 }  // namespace cistron::ops

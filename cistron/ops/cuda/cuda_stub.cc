@@ -1,0 +1,13 @@
+// A build without CUDA. The implementations say what they support, as in a build with it, and are
+// never run, because no context of a CUDA device can be made.
+#include "cistron/ops/cuda/supports.h"
+#include "cistron/ops/reduce/reduce_impls.h"
+
+namespace cistron::ops {
+
+using internal::FloatsOnCuda;
+
+constinit const ReduceImpl kReduceCuda = {
+    "cuda", FloatsOnCuda<ReduceProblem>, {}, DeviceType::kCuda};
+
+}  // namespace cistron::ops

@@ -1,0 +1,198 @@
+#include "cistron/tensor/cuda_backend.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <memory>
+#include <mutex>
+
+#include "cistron/tensor/cuda/check.h"
+
+namespace cistron::cuda {
+namespace {
+
+constexpr int kMinMajor = 8;
+constexpr int kMaxDevices = 64;
+
+std::string Version(int v) {
+  return fmt::format("{}.{}", v / 1000, v % 1000 / 10);
+}
+
+// The runtime's stream-ordered pool (cudaMallocAsync), told to keep what is freed, with our
+// statistics. Everything is allocated and freed in the order of one stream.
+class StreamAllocator final : public Allocator {
+ public:
+  StreamAllocator(int index, cudaStream_t stream) : index_(index), stream_(stream) {
+    Check(cudaDeviceGetDefaultMemPool(&pool_, index), "cudaDeviceGetDefaultMemPool");
+    std::uint64_t keep = std::numeric_limits<std::uint64_t>::max();
+    Check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep),
+          "cudaMemPoolSetAttribute");
+  }
+
+  void* Allocate(std::size_t bytes) override {
+    void* block = nullptr;
+    const cudaError_t status = cudaMallocAsync(&block, bytes, stream_);
+    std::lock_guard lock(mutex_);
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // not sticky: forget it
+      std::size_t free = 0, total = 0;
+      cudaMemGetInfo(&free, &total);
+      CISTRON_THROW(kOutOfMemory,
+                    "memory: cuda:{} has no {} MiB left: tensors hold {} MiB (peak {} MiB) of its "
+                    "{} MiB, {} MiB are free. Use a smaller batch.micro_tokens or model",
+                    index_, bytes >> 20, stats_.live_bytes >> 20, stats_.peak_bytes >> 20,
+                    total >> 20, free >> 20);
+    }
+    Check(status, "cudaMallocAsync");
+    ++stats_.allocations;
+    stats_.live_bytes += static_cast<std::int64_t>(bytes);
+    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+    return block;
+  }
+
+  // Errors are left to the next call that is checked: at exit the driver may be gone already.
+  void Deallocate(void* pointer, std::size_t bytes) noexcept override {
+    if (pointer == nullptr) return;
+    cudaFreeAsync(pointer, stream_);
+    std::lock_guard lock(mutex_);
+    stats_.live_bytes -= static_cast<std::int64_t>(bytes);
+  }
+
+  Device device() const override { return {DeviceType::kCuda, index_}; }
+
+  AllocatorStats Stats() const override {
+    std::lock_guard lock(mutex_);
+    AllocatorStats stats = stats_;
+    std::uint64_t reserved = 0;
+    if (cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &reserved) ==
+        cudaSuccess) {
+      stats.cached_bytes = static_cast<std::int64_t>(reserved) - stats.live_bytes;
+    }
+    return stats;
+  }
+
+  void ResetPeak() override {
+    std::lock_guard lock(mutex_);
+    stats_.peak_bytes = stats_.live_bytes;
+  }
+
+ private:
+  int index_;
+  cudaStream_t stream_;
+  cudaMemPool_t pool_ = nullptr;
+  mutable std::mutex mutex_;
+  AllocatorStats stats_;
+};
+
+// Stream and allocator of a device, made at first use. They live until the process ends: tensors in
+// static storage may outlive any order of destruction.
+struct State {
+  cudaStream_t stream = nullptr;
+  StreamAllocator* allocator = nullptr;
+};
+
+State& StateOf(int index) {
+  static std::mutex mutex;
+  static State states[kMaxDevices];
+  RequireDevice(index);
+  std::lock_guard lock(mutex);
+  State& s = states[index];
+  if (s.allocator == nullptr) {
+    Check(cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    s.allocator = new StreamAllocator(index, s.stream);
+  }
+  return s;
+}
+
+}  // namespace
+
+bool IsBuilt() {
+  return true;
+}
+
+std::vector<DeviceInfo> Devices() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();
+    return {};
+  }
+  std::vector<DeviceInfo> devices;
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp p{};
+    Check(cudaGetDeviceProperties(&p, i), "cudaGetDeviceProperties");
+    devices.push_back({p.name, p.major, p.minor, p.multiProcessorCount,
+                       static_cast<std::int64_t>(p.totalGlobalMem),
+                       static_cast<std::int64_t>(p.l2CacheSize)});
+  }
+  return devices;
+}
+
+std::string Describe() {
+  int runtime = 0, driver = 0;
+  cudaRuntimeGetVersion(&runtime);
+  cudaDriverGetVersion(&driver);
+  if (driver == 0) return fmt::format("CUDA {}, no driver", Version(runtime));
+  return fmt::format("CUDA {}, driver for CUDA {}", Version(runtime), Version(driver));
+}
+
+void RequireDevice(int index) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) {
+    cudaGetLastError();
+    CISTRON_THROW(kUnsupported,
+                  "cuda: no GPU can be used: {} ({}); needed is an NVIDIA driver for "
+                  "CUDA 13 or newer and a GPU. Use device=cpu without them",
+                  cudaGetErrorString(status), Describe());
+  }
+  if (index < 0 || index >= count || index >= kMaxDevices) {
+    CISTRON_THROW(kUnsupported, "cuda: there is no cuda:{}, the driver shows {} GPUs", index,
+                  count);
+  }
+  int major = 0, minor = 0;
+  Check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index), "attribute");
+  Check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index), "attribute");
+  if (major < kMinMajor) {
+    CISTRON_THROW(kUnsupported,
+                  "cuda: cuda:{} has compute capability {}.{}; {}.0 or newer is needed", index,
+                  major, minor, kMinMajor);
+  }
+  Check(cudaSetDevice(index), "cudaSetDevice");
+}
+
+Allocator& DeviceAllocator(int index) {
+  return *StateOf(index).allocator;
+}
+
+Stream MainStream(int index) {
+  return {{DeviceType::kCuda, index}, StateOf(index).stream};
+}
+
+HostMemory PinnedHostMemory() {
+  // Blocks are aligned to pages.
+  const auto allocate = [](std::size_t, std::size_t bytes) -> void* {
+    void* block = nullptr;
+    return cudaMallocHost(&block, bytes) == cudaSuccess ? block : nullptr;
+  };
+  return {allocate, [](void* block) { cudaFreeHost(block); }};
+}
+
+void Copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) {
+  if (bytes == 0) return;
+  const bool to_host = to_device.type == DeviceType::kCpu;
+  const bool from_host = from_device.type == DeviceType::kCpu;
+  const cudaStream_t stream = StateOf((to_host ? from_device : to_device).index).stream;
+  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
+  if (to_host || from_host) Check(cudaStreamSynchronize(stream), "a copy between host and device");
+}
+
+void FillBytes(void* data, Device device, unsigned char value, std::size_t bytes) {
+  if (bytes == 0) return;
+  Check(cudaMemsetAsync(data, value, bytes, StateOf(device.index).stream), "cudaMemsetAsync");
+}
+
+void Synchronize(Device device) {
+  Check(cudaStreamSynchronize(StateOf(device.index).stream), "work on the device");
+}
+
+}  // namespace cistron::cuda

@@ -1,0 +1,47 @@
+// A build without CUDA.
+#include "cistron/base/error.h"
+#include "cistron/tensor/cuda_backend.h"
+
+namespace cistron::cuda {
+namespace {
+
+[[noreturn]] void ThrowNotBuilt() {
+  CISTRON_THROW(kUnsupported,
+                "cuda: this build has no CUDA backend; configure with `cmake --preset cuda` (CUDA "
+                "toolkit 13.0), or use device=cpu");
+}
+
+}  // namespace
+
+bool IsBuilt() {
+  return false;
+}
+std::vector<DeviceInfo> Devices() {
+  return {};
+}
+std::string Describe() {
+  return "not in this build";
+}
+void RequireDevice(int) {
+  ThrowNotBuilt();
+}
+Allocator& DeviceAllocator(int) {
+  ThrowNotBuilt();
+}
+Stream MainStream(int) {
+  ThrowNotBuilt();
+}
+HostMemory PinnedHostMemory() {
+  ThrowNotBuilt();
+}
+void Copy(void*, Device, const void*, Device, std::size_t) {
+  ThrowNotBuilt();
+}
+void FillBytes(void*, Device, unsigned char, std::size_t) {
+  ThrowNotBuilt();
+}
+void Synchronize(Device) {
+  ThrowNotBuilt();
+}
+
+}  // namespace cistron::cuda
