@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "apps/cistron/commands.h"
+#include "apps/cistron/machine.h"
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
 #include "cistron/train/bench_step.h"
@@ -23,10 +24,11 @@ class BenchCommand final : public Command {
            "  cistron bench --model fine --precision bf16 --threads 2 --steps 15";
   }
   void Declare(Options& options) override {
-    options.Choice("--model", model_, {"small", "wide", "fine"}, "shape");
+    options.Choice("--model", model_, train::BenchShapeNames(), "shape");
     options.Choice("--precision", precision_,
                    {"fp32", "bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8"},
                    "number format");
+    options.Choice("--device", device_, {"cpu", "cuda"}, "where to compute");
     options.Option("--threads", threads_, "0: all that the machine grants");
     options.Option("--steps", steps_, "measured steps");
     options.Option("--micro-rows", micro_rows_, "sequences computed at once; 0: the whole batch");
@@ -36,19 +38,21 @@ class BenchCommand final : public Command {
     if (threads_ > 0) SetNumThreads(static_cast<int>(threads_));
     const train::BenchShape shape = train::NamedBenchShape(model_);
     const train::BenchResult r =
-        train::BenchTrainStep(ops::Context(), shape,
+        train::BenchTrainStep(MakeContext(device_), shape,
                               {.precision = train::ParsePrecision(precision_),
                                .steps = steps_,
                                .micro_rows = micro_rows_});
     fmt::print(
         "{{\"model\": \"{}\", \"precision\": \"{}\", \"threads\": {}, \"tokens_per_s\": {:.0f}, "
-        "\"ms\": {:.1f}, \"fastest_ms\": {:.1f}, \"rss_mib\": {}, \"loss\": {:.3f}}}\n",
-        model_, precision_, NumThreads(), r.tokens_per_s, r.ms, r.fastest_ms, r.rss_mib, r.loss);
+        "\"ms\": {:.1f}, \"fastest_ms\": {:.1f}, \"rss_mib\": {}, \"device_peak_mib\": {}, "
+        "\"loss\": {:.3f}}}\n",
+        model_, precision_, NumThreads(), r.tokens_per_s, r.ms, r.fastest_ms, r.rss_mib,
+        r.device_peak_mib, r.loss);
     return kOk;
   }
 
  private:
-  std::string model_ = "small", precision_ = "fp32";
+  std::string model_ = "small", precision_ = "fp32", device_ = "cpu";
   std::int64_t threads_ = 0, steps_ = 7, micro_rows_ = 0;
 };
 

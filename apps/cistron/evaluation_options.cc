@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "apps/cistron/machine.h"
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
 #include "cistron/train/model_source.h"
@@ -23,6 +24,7 @@ void EvaluationOptions::Declare(Options& options) {
       {"fp32", "bf16", "fp64", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8"},
       "number format; a recipe has the options of the model's own run, where that has it");
   options.Option("--batch-tokens", batch_tokens_, "tokens computed at once");
+  options.Choice("--device", device_, {"cpu", "cuda"}, "where to compute");
   options.Option("--threads", threads_, "0: all that the machine grants");
 }
 
@@ -62,7 +64,7 @@ std::string Columns(const train::EvaluationResult& r) {
 }
 
 std::unique_ptr<model::LocalMixtral> EvaluationOptions::Load() const {
-  return train::LoadModel(ops::Context(), model_, dtype_);
+  return train::LoadModel(MakeContext(device_), model_, dtype_);
 }
 
 }  // namespace cistron::app

@@ -30,7 +30,7 @@ class EvaluationOptions {
   std::int64_t batch_tokens() const { return batch_tokens_; }
 
  private:
-  std::string model_, precision_ = "fp32", alphabet_, tag_delimiters_, json_field_;
+  std::string model_, precision_ = "fp32", device_ = "cpu", alphabet_, tag_delimiters_, json_field_;
   std::vector<std::string> files_;
   std::int64_t seq_len_ = 0, batch_tokens_ = 4096, threads_ = 0;
   DType dtype_ = DType::kF32;

@@ -6,6 +6,7 @@
 #include "cistron/base/env.h"
 #include "cistron/ops/instruction_set.h"
 #include "cistron/ops/support_matrix.h"
+#include "cistron/tensor/cuda_backend.h"
 
 namespace cistron::app {
 namespace {
@@ -31,7 +32,8 @@ class InfoCommand final : public Command {
     };
     for (const auto& [name, value] : MachineFacts()) line(name, value);
     line("kernels", ops::InstructionSetInUse());
-    line("devices", "cpu (this build has no CUDA)");
+    line("CUDA", cuda::Describe());
+    for (const std::string& device : DeviceTexts()) line("device", device);
     line("precisions", "fp32, bf16, fp8_delayed, fp8_current, fp8_block, mxfp8");
     for (const char* variable : {"OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT",
                                  "CISTRON_IMPL", "CISTRON_ISA", "CISTRON_CONFIG_PATH"}) {

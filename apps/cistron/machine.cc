@@ -13,6 +13,7 @@
 #include "apps/cistron/version.h"
 #include "cistron/base/threads.h"
 #include "cistron/io/file.h"
+#include "cistron/tensor/cuda_backend.h"
 
 namespace cistron::app {
 namespace {
@@ -65,6 +66,20 @@ void WriteMachine(const std::filesystem::path& file) {
   nlohmann::ordered_json j;
   for (const auto& [name, value] : MachineFacts()) j[name] = value;
   io::WriteFileAtomically(file, j.dump(2) + "\n");
+}
+
+std::vector<std::string> DeviceTexts() {
+  std::vector<std::string> texts{"cpu"};
+  for (const cuda::DeviceInfo& d : cuda::Devices()) {
+    texts.push_back(fmt::format("cuda:{} {}, compute capability {}.{}, {} multiprocessors, {} MiB",
+                                texts.size() - 1, d.name, d.major, d.minor, d.multiprocessors,
+                                d.memory_bytes >> 20));
+  }
+  return texts;
+}
+
+ops::Context MakeContext(const std::string& device) {
+  return device == "cuda" ? ops::Context(Device{DeviceType::kCuda, 0}) : ops::Context();
 }
 
 }  // namespace cistron::app

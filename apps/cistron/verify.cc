@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "apps/cistron/commands.h"
+#include "apps/cistron/machine.h"
 #include "cistron/base/threads.h"
 #include "cistron/train/precision.h"
 #include "cistron/train/verify.h"
@@ -28,7 +29,7 @@ class VerifyCommand final : public Command {
   }
   void Declare(Options& options) override {
     options.Positional("PATH", path_, "folder or file with golden values");
-    options.Choice("--device", device_, {"cpu"}, "where to compute");
+    options.Choice("--device", device_, {"cpu", "cuda"}, "where to compute");
     options.Choice("--precision", precision_,
                    {"fp64", "fp32", "bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8"},
                    "number format, or a recipe over bf16");
@@ -38,9 +39,9 @@ class VerifyCommand final : public Command {
   int Run() override {
     if (threads_ > 0) SetNumThreads(static_cast<int>(threads_));
     const bool numerics = std::filesystem::is_regular_file(path_);
-    const train::VerifyReport report = numerics
-                                           ? train::VerifyNumerics(ops::Context(), path_)
-                                           : train::VerifyModel(ops::Context(), path_, Precision());
+    const train::VerifyReport report =
+        numerics ? train::VerifyNumerics(MakeContext(device_), path_)
+                 : train::VerifyModel(MakeContext(device_), path_, Precision());
     fmt::print("{}", train::FormatVerifyReport(report));
     return report.ok() ? kOk : kCheckFailed;
   }

@@ -25,10 +25,9 @@ std::vector<SafetensorsWriter::Spec> Register(std::span<const CheckpointBox> box
                                               Manifest& manifest) {
   std::vector<SafetensorsWriter::Spec> specs;
   for (const CheckpointBox& box : boxes) {
-    CISTRON_CHECK(
-        box.tensor && box.tensor.IsContiguous() && box.tensor.device().type == DeviceType::kCpu,
-        "SaveCheckpoint: {} must be contiguous and in host memory, not {}", Quoted(box.name),
-        Describe(box.tensor));
+    CISTRON_CHECK(box.tensor && box.tensor.IsContiguous(),
+                  "SaveCheckpoint: {} must be contiguous, not {}", Quoted(box.name),
+                  Describe(box.tensor));
     ManifestTensor& tensor = manifest.tensors[box.name];
     if (tensor.boxes.empty()) {
       tensor.dtype = box.tensor.dtype();
@@ -44,7 +43,9 @@ std::vector<SafetensorsWriter::Spec> Register(std::span<const CheckpointBox> box
     // Names are unique in a file; the further boxes of a tensor are told apart by their number.
     stored.key =
         tensor.boxes.empty() ? box.name : fmt::format("{}#{}", box.name, tensor.boxes.size());
-    stored.checksum = Checksum(box.tensor.raw(), static_cast<std::size_t>(box.tensor.bytes()));
+    // One tensor of a device at a time is on the host, here and when it is written.
+    const Tensor host = box.tensor.ToHost();
+    stored.checksum = Checksum(host.raw(), static_cast<std::size_t>(host.bytes()));
     specs.push_back({stored.key, box.tensor.dtype(), box.tensor.shape()});
     tensor.boxes.push_back(std::move(stored));
   }
@@ -72,7 +73,7 @@ fs::path SaveCheckpoint(const fs::path& root, std::int64_t step,
   RemoveStaleTemporaries(root);
   AtomicDirectory directory(path);
   SafetensorsWriter writer(directory.path() / kDataFile, specs, {});
-  for (const CheckpointBox& box : boxes) writer.Append(box.tensor);
+  for (const CheckpointBox& box : boxes) writer.Append(box.tensor.ToHost());
   writer.Finish();
   manifest.file_bytes[kDataFile] = fs::file_size(directory.path() / kDataFile);
   WriteNewFile(directory.path() / kManifestFile, ToJson(manifest));

@@ -106,6 +106,33 @@ struct Mixtral::State {
                   batch.sequences.max_length, config.max_position_embeddings);
   }
 
+  // The batch where the context's kernels read it, its values checked before: kernels cannot.
+  data::Batch Place(const data::Batch& batch) const {
+    CheckBatch(batch);
+    if (ctx.allocator().device().type == DeviceType::kCpu) return batch;
+    CheckTokens(batch);
+    data::Batch placed = batch;
+    for (Tensor* t : {&placed.tokens, &placed.labels, &placed.weights, &placed.token_mask,
+                      &placed.sequences.cu_seqlens, &placed.sequences.positions}) {
+      *t = ctx.Place(*t);
+    }
+    return placed;
+  }
+
+  void CheckTokens(const data::Batch& batch) const {
+    const auto tokens = batch.tokens.span<std::int64_t>();
+    const auto labels = batch.labels.span<std::int64_t>();
+    for (std::size_t t = 0; t < tokens.size(); ++t) {
+      CISTRON_CHECK(tokens[t] >= 0 && tokens[t] < config.vocab_size,
+                    "model: token {} at position {} is outside the vocabulary [0, {})", tokens[t],
+                    t, config.vocab_size);
+      CISTRON_CHECK(
+          labels[t] == ops::kIgnoreLabel || (labels[t] >= 0 && labels[t] < config.vocab_size),
+          "model: label {} at position {} is neither {} (ignored) nor in [0, {})", labels[t], t,
+          ops::kIgnoreLabel, config.vocab_size);
+    }
+  }
+
   // `noise` null: no training, and no statistics.
   Pass Forward(const data::Batch& batch, const StepNoise* noise, nn::Saved* saved) const {
     using Statistics = nn::MoeLayer::Statistics;
@@ -119,7 +146,6 @@ struct Mixtral::State {
                     config.router_jitter_noise);
       jitter = {noise->seed, noise->step, batch.first_token};
     }
-    CheckBatch(batch);
     const ops::PackedSequences scopes = AuxScopes(batch);
     Pass pass;
     pass.routing.resize(layers.size());
@@ -249,9 +275,10 @@ void Mixtral::UpdateExpertBias(const LossSums& sums) {
   }
 }
 
-void Mixtral::TrainMicroBatch(const data::Batch& batch, const LossScale& scale, LossSums& sums,
+void Mixtral::TrainMicroBatch(const data::Batch& given, const LossScale& scale, LossSums& sums,
                               const StepNoise& noise) {
   const State& s = *state_;
+  const data::Batch batch = s.Place(given);
   nn::Saved saved;
   State::Pass pass = s.Forward(batch, &noise, &saved);
   const auto gradients = s.Statistics(pass, scale, sums);
@@ -274,8 +301,9 @@ void Mixtral::TrainMicroBatch(const data::Batch& batch, const LossScale& scale, 
   s.Backward(batch, dhidden, gradients, saved);
 }
 
-Tensor Mixtral::Evaluate(const data::Batch& batch, Tensor* experts) {
+Tensor Mixtral::Evaluate(const data::Batch& given, Tensor* experts) {
   const State& s = *state_;
+  const data::Batch batch = s.Place(given);
   const State::Pass pass = s.Forward(batch, nullptr, nullptr);
   Tensor nll = s.ctx.Empty({batch.num_tokens()}, ComputeType(s.dtype));
   const nn::AcquiredWeight w(*s.store, s.head);
@@ -293,8 +321,9 @@ Tensor Mixtral::Evaluate(const data::Batch& batch, Tensor* experts) {
     for (std::int64_t i = 0; i < layers; ++i) {
       Convert(pass.routing[static_cast<std::size_t>(i)].router.experts, experts->Select(i));
     }
+    *experts = experts->ToHost();
   }
-  return nll;
+  return nll.ToHost();
 }
 
 std::string Mixtral::ExplainExperts() const {
@@ -325,17 +354,19 @@ std::string Mixtral::ExplainExperts() const {
   return all;
 }
 
-Mixtral::Logits Mixtral::ComputeLogits(const data::Batch& batch) {
+Mixtral::Logits Mixtral::ComputeLogits(const data::Batch& given) {
   const State& s = *state_;
+  const data::Batch batch = s.Place(given);
   const State::Pass pass = s.Forward(batch, nullptr, nullptr);
   Logits out;
   out.logits = s.ctx.Empty({batch.num_tokens(), s.config.vocab_size}, ComputeType(s.dtype));
   const nn::AcquiredWeight w(*s.store, s.head);
   ops::Gemm(s.ctx, pass.hidden, ops::Transpose::kNo, w.tensor(), ops::Transpose::kYes,
             ops::Write(out.logits));
+  out.logits = out.logits.ToHost();
   for (const auto& routing : pass.routing) {
-    out.router_logits.push_back(routing.logits);
-    out.experts.push_back(routing.router.experts);
+    out.router_logits.push_back(routing.logits.ToHost());
+    out.experts.push_back(routing.router.experts.ToHost());
   }
   return out;
 }

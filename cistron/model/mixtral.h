@@ -66,6 +66,8 @@ class Mixtral {
   // with the layers that follow it. Throws under Context::strict() where a pattern refuses.
   std::string ExplainExperts() const;
 
+  // Batches lie on the host, and so do the results of Evaluate and ComputeLogits.
+
   // Forward only: nll of every label, [T] in the compute type (0 where ignored). `experts`,
   // optional, receives the routing, i32 [L, T, K].
   Tensor Evaluate(const data::Batch& batch, Tensor* experts = nullptr);

@@ -28,7 +28,7 @@ Tensor SelfAttention::Forward(const ops::Context& ctx, const Tensor& x,
   q_.Forward(ctx, input, keep ? &r.xq : nullptr, ops::Write(r.q));
   k_.Forward(ctx, input, keep ? &r.xk : nullptr, ops::Write(r.k));
   v_.Forward(ctx, input, keep ? &r.xv : nullptr, ops::Write(r.v));
-  const Tensor angles = rotary_->ForPositions(sequences.max_length);
+  const Tensor angles = rotary_->ForPositions(ctx, sequences.max_length);
   ops::RopeForward(ctx, angles, sequences.positions, config_.head_dim, r.q);
   ops::RopeForward(ctx, angles, sequences.positions, config_.head_dim, r.k);
   if (keep) r.lse = ctx.Empty({config_.num_heads, tokens}, ComputeType(x.dtype()));
@@ -50,7 +50,7 @@ Tensor SelfAttention::Backward(const ops::Context& ctx, const Tensor& dy,
   const Tensor dv = ctx.Empty(r.v.shape(), dy.dtype());
   ops::AttentionBackward(ctx, config_, sequences, d_o, r.q, r.k, r.v, r.o, r.lse, ops::Write(dq),
                          ops::Write(dk), ops::Write(dv));
-  const Tensor angles = rotary_->ForPositions(sequences.max_length);
+  const Tensor angles = rotary_->ForPositions(ctx, sequences.max_length);
   ops::RopeBackward(ctx, angles, sequences.positions, config_.head_dim, dq);
   ops::RopeBackward(ctx, angles, sequences.positions, config_.head_dim, dk);
   const Tensor dx = ctx.Empty(dy.shape(), dy.dtype());

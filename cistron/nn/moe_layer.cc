@@ -33,6 +33,9 @@ std::unique_ptr<Sequential> MakeExperts(ParameterStore& store, const std::string
 
 // Rows up to the last one that is not masked, as split_sizes of one group.
 Tensor RowsInUse(const ops::Context& ctx, const Tensor& token_mask, std::int64_t rows) {
+  if (ctx.device().type != DeviceType::kCpu) {
+    CISTRON_THROW(kUnsupported, "MoE layer: a shared expert needs device=cpu");
+  }
   if (token_mask) {
     const auto mask = token_mask.span<std::uint8_t>();
     while (rows > 0 && mask[static_cast<std::size_t>(rows - 1)] == 0) --rows;

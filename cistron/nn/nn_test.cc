@@ -31,14 +31,14 @@ TEST(Saved, RecordsComeBackInReverseAndOnce) {
 TEST(RotaryTable, IsAsLongAsNeededAndGrowingChangesNoValue) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     RotaryTable rotary(6, 1e4, dtype);
-    const Tensor none = rotary.ForPositions(0);  // padding alone
+    const Tensor none = rotary.ForPositions(ops::Context(), 0);  // padding alone
     EXPECT_GE(none.dim(0), 1);
-    const Tensor small = rotary.ForPositions(5);
+    const Tensor small = rotary.ForPositions(ops::Context(), 5);
     EXPECT_GE(small.dim(0), 5);
     EXPECT_LE(small.dim(0), 10);
     const Tensor kept = small.Clone();
-    EXPECT_EQ(rotary.ForPositions(3).raw(), small.raw());
-    const Tensor large = rotary.ForPositions(100);
+    EXPECT_EQ(rotary.ForPositions(ops::Context(), 3).raw(), small.raw());
+    const Tensor large = rotary.ForPositions(ops::Context(), 100);
     EXPECT_GE(large.dim(0), 100);
     EXPECT_LE(large.dim(0), 200);
     EXPECT_TRUE(testing::Agrees(check::CompareBitwise("kept", small, kept)));

@@ -11,6 +11,11 @@ namespace cistron::nn {
 
 void DrawNormal(std::uint64_t seed, std::string_view name, double std, std::int64_t begin,
                 const Tensor& out) {
+  if (!OnHost(out)) {
+    const Tensor host = Tensor::Empty(out.shape(), out.dtype());
+    DrawNormal(seed, name, std, begin, host);
+    return CopyTo(host, out);
+  }
   const RandomStream stream(seed, name);
   DispatchFloat("DrawNormal", out.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -21,6 +26,15 @@ void DrawNormal(std::uint64_t seed, std::string_view name, double std, std::int6
     });
   });
 }
+
+namespace {
+
+void FillOnes(const Tensor& t) {
+  const auto n = static_cast<std::size_t>(t.numel());
+  Convert(Tensor::FromSpan<float>(t.shape(), std::vector<float>(n, 1.0f)), t);
+}
+
+}  // namespace
 
 void CheckVersionOfForward(const ParameterStore& store, std::uint64_t version_of_forward,
                            std::string_view op) {
@@ -101,12 +115,7 @@ void LocalParameterStore::Initialize(std::uint64_t seed, double std) {
     switch (p.spec.init) {
       case ParameterSpec::Init::kNormal: DrawNormal(seed, p.spec.name, std, 0, p.master); break;
       case ParameterSpec::Init::kZeros: FillZero(p.master); break;
-      case ParameterSpec::Init::kOnes:
-        DispatchFloat("Initialize", p.master.dtype(), [&](auto tag) {
-          using T = typename decltype(tag)::type;
-          for (T& v : p.master.span<T>()) v = T(1.0f);
-        });
-        break;
+      case ParameterSpec::Init::kOnes: FillOnes(p.master); break;
     }
     if (p.value.raw() != p.master.raw()) Convert(p.master, p.value);
   }

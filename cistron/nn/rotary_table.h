@@ -1,6 +1,7 @@
 // The rotary angles that all layers of a model share.
 #pragma once
 
+#include "cistron/ops/context.h"
 #include "cistron/tensor/tensor.h"
 
 namespace cistron::nn {
@@ -15,7 +16,7 @@ class RotaryTable {
 
   // Table of at least `positions` rows, at most twice as many. A table handed out before stays
   // valid.
-  Tensor ForPositions(std::int64_t positions);
+  Tensor ForPositions(const ops::Context& ctx, std::int64_t positions);
 
  private:
   std::int64_t head_dim_;

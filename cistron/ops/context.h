@@ -29,6 +29,9 @@ class Context {
     return Tensor::Zeros(shape, dtype, *allocator_);
   }
 
+  // `t` where this context's kernels and allocator have their memory: itself, or a copy.
+  Tensor Place(const Tensor& t) const { return t.To(allocator_->device()); }
+
   // Name of the implementation asked for by the user for an op; empty when the library chooses.
   std::string PreferredImpl(std::string_view op) const;
   // A copy of this context that prefers `choice`, in the syntax of CISTRON_IMPL.

@@ -36,8 +36,8 @@ double AdamWOptimizer::ComputeGradNorm() {
 
 void AdamWOptimizer::Update(double lr) {
   ++step_;
-  *scalars_.lr.data<double>() = lr;
-  *scalars_.step.data<double>() = static_cast<double>(step_);
+  CopyTo(Tensor::Scalar(lr), scalars_.lr);
+  CopyTo(Tensor::Scalar(static_cast<double>(step_)), scalars_.step);
   auto& parameters = store_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     auto& p = parameters[i];
@@ -69,8 +69,9 @@ std::vector<AdamWOptimizer::StateTensor> AdamWOptimizer::State() const {
 std::string AdamWOptimizer::FirstNonFiniteGradient() const {
   for (const auto& p : store_.parameters()) {
     if (!p.has_grad) continue;
-    for (std::int64_t i = 0; i < p.grad.numel(); ++i) {
-      if (!std::isfinite(ElementAsDouble(p.grad, i))) return p.spec.name;
+    const Tensor grad = p.grad.ToHost();
+    for (std::int64_t i = 0; i < grad.numel(); ++i) {
+      if (!std::isfinite(ElementAsDouble(grad, i))) return p.spec.name;
     }
   }
   return {};

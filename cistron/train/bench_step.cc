@@ -1,5 +1,6 @@
 #include "cistron/train/bench_step.h"
 
+#include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -51,20 +52,34 @@ data::Batch RandomBatch(const BenchShape& shape, std::int64_t first_row, std::in
 
 }  // namespace
 
+namespace {
+
+struct Row {
+  const char* name;
+  std::int64_t layers, hidden, ffn, heads, kv_heads, experts, top_k, sequence, batch;
+};
+// 8x7b: some layers of Mixtral-8x7B with a small vocabulary.
+constexpr Row kRows[] = {{"small", 4, 192, 384, 6, 2, 8, 2, 512, 8},
+                         {"wide", 4, 256, 768, 4, 2, 8, 2, 512, 4},
+                         {"fine", 4, 256, 128, 4, 2, 32, 4, 512, 4},
+                         {"8x7b_2layers", 2, 4096, 14336, 32, 8, 8, 2, 8192, 1},
+                         {"8x7b_4layers", 4, 4096, 14336, 32, 8, 8, 2, 8192, 2}};
+
+}  // namespace
+
+std::vector<std::string> BenchShapeNames() {
+  std::vector<std::string> names;
+  for (const Row& row : kRows) names.emplace_back(row.name);
+  return names;
+}
+
 BenchShape NamedBenchShape(const std::string& name) {
-  struct Row {
-    const char* name;
-    std::int64_t hidden, ffn, heads, kv_heads, experts, top_k, sequence, batch;
-  };
-  constexpr Row kRows[] = {{"small", 192, 384, 6, 2, 8, 2, 512, 8},
-                           {"wide", 256, 768, 4, 2, 8, 2, 512, 4},
-                           {"fine", 256, 128, 4, 2, 32, 4, 512, 4}};
   for (const Row& row : kRows) {
     if (name != row.name) continue;
     BenchShape shape;
     shape.model.hidden_size = row.hidden;
     shape.model.intermediate_size = row.ffn;
-    shape.model.num_hidden_layers = 4;
+    shape.model.num_hidden_layers = row.layers;
     shape.model.num_attention_heads = row.heads;
     shape.model.num_key_value_heads = row.kv_heads;
     shape.model.num_local_experts = row.experts;
@@ -75,7 +90,8 @@ BenchShape NamedBenchShape(const std::string& name) {
     shape.batch = row.batch;
     return shape;
   }
-  CISTRON_THROW(kInvalidArgument, "bench: there is no shape '{}'; known: small, wide, fine", name);
+  CISTRON_THROW(kInvalidArgument, "bench: there is no shape '{}'; known: {}", name,
+                fmt::join(BenchShapeNames(), ", "));
 }
 
 BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,
@@ -115,6 +131,9 @@ BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,
   result.ms = ms[ms.size() / 2];
   result.fastest_ms = ms.front();
   result.tokens_per_s = static_cast<double>(shape.batch * shape.sequence) / result.ms * 1e3;
+  if (ctx.device().type == DeviceType::kCuda) {
+    result.device_peak_mib = ctx.allocator().Stats().peak_bytes >> 20;
+  }
   result.rss_mib = (PeakRssKib() - before) / 1024;
   return result;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cistron/model/mixtral_config.h"
 #include "cistron/ops/context.h"
@@ -18,6 +19,7 @@ struct BenchShape {
 };
 // "small", "wide" or "fine": vocabulary 256, auxiliary loss on. Throws kInvalidArgument for another
 // name.
+std::vector<std::string> BenchShapeNames();
 BenchShape NamedBenchShape(const std::string& name);
 
 struct BenchOptions {
@@ -30,8 +32,9 @@ struct BenchResult {
   double tokens_per_s = 0;  // of the median step
   double ms = 0;            // median step
   double fastest_ms = 0;
-  std::int64_t rss_mib = 0;  // peak resident memory less its peak before the model existed
-  double loss = 0;           // of the last step, auxiliary loss included
+  std::int64_t device_peak_mib = 0;  // of tensors on a GPU
+  std::int64_t rss_mib = 0;          // peak resident memory less its peak before the model existed
+  double loss = 0;                   // of the last step, auxiliary loss included
 };
 BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,
                            const BenchOptions& options);

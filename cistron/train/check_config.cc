@@ -6,6 +6,7 @@
 
 #include "cistron/base/error.h"
 #include "cistron/model/hugging_face.h"
+#include "cistron/tensor/cuda_backend.h"
 #include "cistron/train/config_schema.h"
 #include "cistron/train/run_config.h"
 
@@ -48,8 +49,17 @@ void CheckText(const LoadedConfig& loaded) {
 
 void CheckSupported(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
-  if (c.device != DeviceChoice::kCpu) {
-    CISTRON_THROW(kUnsupported, "{}: this version runs on device=cpu only", loaded.Where("device"));
+  if (c.device == DeviceChoice::kCuda) {
+    cuda::RequireDevice(0);
+    if (c.precision != Precision::kFp32 && c.precision != Precision::kBf16) {
+      CISTRON_THROW(kUnsupported,
+                    "{}={}: device=cuda trains in fp32 and bf16; use one of them, or device=cpu",
+                    loaded.Where("precision"), Name(c.precision));
+    }
+    if (c.model.n_shared_experts > 0) {
+      CISTRON_THROW(kUnsupported, "{}: shared experts need device=cpu",
+                    loaded.Where("model.n_shared_experts"));
+    }
   }
   // A key with its default says nothing: a saved configuration has every key.
   const RunConfig defaults;

@@ -75,8 +75,9 @@ GoldenReplay::Loss GoldenReplay::ForwardBackward(std::int64_t step) {
   const model::MixtralConfig& config = folder_.hf.config;
   double weight_sum = 0;
   for (const float w : batch.weights.span<float>()) weight_sum += w;
-  const model::LossScale scale{Tensor::Scalar(1 / weight_sum),
-                               Tensor::Scalar(1 / static_cast<double>(batch.num_tokens()))};
+  const model::LossScale scale{
+      ctx_.Place(Tensor::Scalar(1 / weight_sum)),
+      ctx_.Place(Tensor::Scalar(1 / static_cast<double>(batch.num_tokens())))};
   const quant::Autocast autocast(recipe_, {.states = &scaling_});
   model::LossSums sums = model::LossSums::Zeros(ctx_, config);
   local_.model.TrainMicroBatch(batch, scale, sums);

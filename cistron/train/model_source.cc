@@ -131,7 +131,7 @@ std::unique_ptr<model::LocalMixtral> LoadModel(const ops::Context& ctx, const fs
 std::vector<io::NamedTensor> ExportWeights(const nn::LocalParameterStore& store) {
   std::vector<io::NamedTensor> tensors;
   for (const auto& parameter : store.parameters()) {
-    tensors.push_back({parameter.spec.name, parameter.master});
+    tensors.push_back({parameter.spec.name, parameter.master.ToHost()});
   }
   return tensors;
 }

@@ -70,6 +70,10 @@ struct LogOptions {
 };
 
 struct RunConfig {
+  Device ComputeDevice() const {
+    return {device == DeviceChoice::kCuda ? DeviceType::kCuda : DeviceType::kCpu, 0};
+  }
+
   DeviceChoice device = DeviceChoice::kCpu;
   Precision precision = Precision::kFp32;
   RecipeOptions recipe;

@@ -14,6 +14,7 @@
 #include "cistron/data/prefetcher.h"
 #include "cistron/io/checkpoint.h"
 #include "cistron/model/hugging_face.h"
+#include "cistron/tensor/cuda_backend.h"
 #include "cistron/train/evaluate.h"
 #include "cistron/train/expert_bases.h"
 #include "cistron/train/machine_peak.h"
@@ -54,7 +55,9 @@ data::DataConfig DataOf(const RunConfig& config) {
   return data;
 }
 
-std::int64_t PeakMemory() {
+// Of a GPU: of its tensors. Of a CPU: of the process.
+std::int64_t PeakMemory(const ops::Context& ctx) {
+  if (ctx.device().type == DeviceType::kCuda) return ctx.allocator().Stats().peak_bytes;
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return std::int64_t{usage.ru_maxrss} * 1024;
@@ -101,7 +104,7 @@ class Trainer {
       : config_(loaded.config),
         hooks_(hooks),
         corpus_(data::Corpus::Open(DataOf(config_))),
-        ctx_(ops::Context().WithStrict(config_.strict)),
+        ctx_(ops::Context(config_.ComputeDevice()).WithStrict(config_.strict)),
         model_(ctx_, ModelOf(config_), ModelDType(config_.precision)),
         optimizer_(ctx_, model_.store, OptimizerOptions(config_.optim)),
         stream_(std::make_unique<data::TrainingStream>(corpus_, config_.seed,
@@ -198,10 +201,10 @@ class Trainer {
                       m.num_hidden_layers, m.num_local_experts, m.num_experts_per_tok,
                       PrecisionText(config_)));
     const std::int64_t heldout = corpus_->heldout_bases();
-    Print(fmt::format("data: {} bases train, {} held out; {} tokens a step, {} steps; {} threads",
+    Print(fmt::format("data: {} bases train, {} held out; {} tokens a step, {} steps; {}",
                       FormatCount(static_cast<double>(corpus_->train_bases())),
                       FormatCount(static_cast<double>(heldout)), config_.batch.global_tokens,
-                      config_.train.steps, NumThreads()));
+                      config_.train.steps, DeviceText()));
     for (const auto& [name, coefficient] :
          {std::pair{"load-balancing loss of each layer", m.moe_aux_loss_coeff},
           {"router z-loss of each layer", m.moe_z_loss_coeff}}) {
@@ -221,6 +224,11 @@ class Trainer {
           "auxiliary loss: not part of the training loss (model.output_router_logits or "
           "model.router_aux_loss_coef is off)");
     }
+  }
+
+  std::string DeviceText() const {
+    if (ctx_.device().type == DeviceType::kCpu) return fmt::format("{} threads", NumThreads());
+    return cuda::Devices().at(static_cast<std::size_t>(ctx_.device().index)).name;
   }
 
   // Steps to the end; false when a stop was asked for before it.
@@ -296,7 +304,7 @@ class Trainer {
     m.tokens_per_s = tokens / seconds;
     m.unpadded_tokens_per_s = static_cast<double>(fetched.batch.totals.tokens) / seconds;
     m.mfu = m.tokens_per_s * flops_per_token_ / peak_flops_;
-    m.memory_peak_bytes = PeakMemory();
+    m.memory_peak_bytes = PeakMemory(ctx_);
     SetExpertLoad(result.expert_counts, m);
     metrics.Write(m);
     // Saved before the evaluation, which may take longer than a stopping machine waits.

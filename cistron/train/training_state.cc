@@ -1,6 +1,5 @@
 #include "cistron/train/training_state.h"
 
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -100,7 +99,7 @@ DataPosition RestoreTrainingState(const fs::path& path, model::LocalMixtral& m,
                     Describe(tensor));
     }
     const Tensor stored = reader.Read(name);
-    std::memcpy(tensor.raw(), stored.raw(), static_cast<std::size_t>(tensor.bytes()));
+    CopyTo(stored, tensor);
     unread.erase(name);
   }
   m.store.MarkChanged();

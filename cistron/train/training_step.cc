@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <charconv>
 #include <cmath>
 
@@ -19,7 +20,8 @@ bool AllFinite(std::span<const T> values) {
   return finite;
 }
 
-bool HasNonFinite(const Tensor& t) {
+bool HasNonFinite(const Tensor& tensor) {
+  const Tensor t = tensor.ToHost();
   if (t.dtype() == DType::kF32) return !AllFinite<float>(t.span<float>());
   if (t.dtype() == DType::kF64) return !AllFinite<double>(t.span<double>());
   for (std::int64_t i = 0; i < t.numel(); ++i) {
@@ -40,7 +42,8 @@ std::string FirstNonFinite(const nn::LocalParameterStore& store, const model::Lo
   for (const auto& p : parameters) {
     if (HasNonFinite(p.master)) return fmt::format("a weight of {}", Place(p.spec.name));
   }
-  const auto tokens = sums.nonfinite_tokens.span<std::int64_t>();
+  const Tensor nonfinite = sums.nonfinite_tokens.ToHost();
+  const auto tokens = nonfinite.span<std::int64_t>();
   for (std::size_t layer = 0; layer < tokens.size(); ++layer) {
     if (tokens[layer] > 0) {
       return fmt::format("the router logits of layer {} ({} tokens)", layer, tokens[layer]);
@@ -57,7 +60,8 @@ std::string FirstNonFinite(const nn::LocalParameterStore& store, const model::Lo
   return "the sum of squares of the gradients, which overflows";
 }
 
-std::vector<std::vector<std::int64_t>> Rows(const Tensor& counts) {
+std::vector<std::vector<std::int64_t>> Rows(const Tensor& tensor) {
+  const Tensor counts = tensor.ToHost();
   std::vector<std::vector<std::int64_t>> rows;
   for (std::int64_t i = 0; i < counts.dim(0); ++i) {
     const auto row = counts.Select(i).span<std::int64_t>();
@@ -66,7 +70,8 @@ std::vector<std::vector<std::int64_t>> Rows(const Tensor& counts) {
   return rows;
 }
 
-std::vector<double> Values(const Tensor& t) {
+std::vector<double> Values(const Tensor& tensor) {
+  const Tensor t = tensor.ToHost();
   const auto values = t.span<double>();
   return {values.begin(), values.end()};
 }
@@ -99,8 +104,9 @@ StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
                      optim::AdamWOptimizer& optimizer, std::span<const data::Batch> micro_batches,
                      const data::BatchTotals& totals, double lr, std::uint64_t seed) {
   const model::MixtralConfig& config = m.model.config();
-  const model::LossScale scale{Tensor::Scalar(InverseOrZero(totals.weight_sum)),
-                               Tensor::Scalar(InverseOrZero(static_cast<double>(totals.tokens)))};
+  const model::LossScale scale{
+      ctx.Place(Tensor::Scalar(InverseOrZero(totals.weight_sum))),
+      ctx.Place(Tensor::Scalar(InverseOrZero(static_cast<double>(totals.tokens))))};
   if (totals.weight_sum <= 0) {
     LogWarning(
         "step {}: no label of the global batch has weight, its loss of 0 means nothing: all its "
@@ -109,8 +115,8 @@ StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
         optimizer.step() + 1);
   }
   model::LossSums sums = model::LossSums::Zeros(ctx, config);
-  const model::StepNoise noise{seed, ctx.Empty({}, DType::kI64)};
-  *noise.step.data<std::int64_t>() = optimizer.step() + 1;
+  const model::StepNoise noise{
+      seed, ctx.Place(Tensor::FromSpan<std::int64_t>({}, std::array{optimizer.step() + 1}))};
   for (const data::Batch& batch : micro_batches) {
     m.model.TrainMicroBatch(batch, scale, sums, noise);
   }

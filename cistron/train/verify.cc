@@ -16,7 +16,8 @@ namespace {
 // much smaller than the largest of the model is rounding noise.
 constexpr double kNoiseFloor = 1e-6;
 
-double MaxAbs(const Tensor& t) {
+double MaxAbs(const Tensor& tensor) {
+  const Tensor t = tensor.ToHost();
   double largest = 0;
   for (std::int64_t i = 0; i < t.numel(); ++i) {
     largest = std::max(largest, std::abs(ElementAsDouble(t, i)));
@@ -25,7 +26,8 @@ double MaxAbs(const Tensor& t) {
 }
 
 // max|got − golden|; NaN when any element of `got` is not a number.
-double MaxDifference(const Tensor& got, const Tensor& golden) {
+double MaxDifference(const Tensor& tensor, const Tensor& golden) {
+  const Tensor got = tensor.ToHost();
   CISTRON_CHECK(got.numel() == golden.numel(), "verify: {} against golden {}", Describe(got),
                 Describe(golden));
   double largest = 0;
@@ -213,7 +215,8 @@ class Verifier {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const bool noise = noise_.contains(parameters[i].spec.name);
       const double scale = noise ? largest : MaxAbs(parameters[i].grad);
-      weight_errors_[i].Step(parameters[i].grad, clip, kNoiseFloor * scale, noise, folder_.lr);
+      weight_errors_[i].Step(parameters[i].grad.ToHost(), clip, kNoiseFloor * scale, noise,
+                             folder_.lr);
     }
   }
 
@@ -230,9 +233,9 @@ class Verifier {
       }
       CISTRON_CHECK(golden.numel() == parameters[i].master.numel(), "verify: {} against golden {}",
                     Describe(parameters[i].master), Describe(golden));
+      const Tensor master = parameters[i].master.ToHost();
       for (std::int64_t j = 0; j < golden.numel(); ++j) {
-        Record("after",
-               std::abs(ElementAsDouble(parameters[i].master, j) - ElementAsDouble(golden, j)),
+        Record("after", std::abs(ElementAsDouble(master, j) - ElementAsDouble(golden, j)),
                std::max(HighPrecisionBound("after"), weight_errors_[i][j]));
       }
     }
@@ -264,8 +267,9 @@ VerifyReport VerifyModel(const ops::Context& ctx, const std::filesystem::path& d
   LowPrecision low;
   const bool is_low = precision.is_low();
   if (is_low) {
-    ReferenceErrors errors(ctx, folder);
-    low.reference = Verifier(ctx.WithImpl("ref"), folder, precision, nullptr, &errors).Run();
+    const ops::Context reference = ops::Context().WithImpl("ref");
+    ReferenceErrors errors(reference, folder);
+    low.reference = Verifier(reference, folder, precision, nullptr, &errors).Run();
     low.steps = errors.steps();
   }
   Verifier verifier(ctx, folder, precision, is_low ? &low : nullptr);
