@@ -3,7 +3,7 @@ JOBS ?= $(shell nproc)
 DEPS := scripts/install_deps.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench format tidy layers docs asan tsan fuzz install clean
+.PHONY: help build demo test cuda bench format tidy layers docs asan tsan fuzz install clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,10 @@ test:  ## every test
 	cmake --preset dev
 	cmake --build build/dev -j $(JOBS)
 	ctest --test-dir build/dev -j $(JOBS) --output-on-failure
+
+cuda:  ## everything with the CUDA backend, and its tests (build/cuda/bin/cistron)
+	@$(DEPS) --test
+	@scripts/build_cuda.sh
 
 bench:  ## micro-benchmarks, build/bench/bench
 	@$(DEPS) --test

@@ -7,6 +7,8 @@
 
 # What ThreadSanitizer builds (scripts/sanitize.sh).
 add_custom_target(threaded_tests)
+# What scripts/build_cuda.sh builds: tests with the label `cuda`, which run on a GPU where there is one.
+add_custom_target(cuda_tests)
 # What scripts/fuzz.sh builds.
 add_custom_target(fuzzers)
 
@@ -56,6 +58,9 @@ function(cistron_test name)
   # Idle OpenMP threads yield: tests share two cores.
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
                        ENVIRONMENT "OMP_WAIT_POLICY=passive;ASAN_OPTIONS=allocator_may_return_null=1")
+  if("cuda" IN_LIST ARG_LABELS)
+    add_dependencies(cuda_tests ${name})
+  endif()
   if("threads" IN_LIST ARG_LABELS)
     add_dependencies(threaded_tests ${name})
   endif()

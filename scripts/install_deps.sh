@@ -12,7 +12,7 @@ set -euo pipefail
 build=(g++ cmake ninja-build pkg-config make
        libdnnl-dev libhwy-dev libhts-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libspdlog-dev
        libfmt-dev libxxhash-dev zlib1g-dev)
-test=(libgtest-dev libgmock-dev libbenchmark-dev python3 git)
+test=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv git)
 developer=(clang clang-tidy clang-format libclang-rt-14-dev libomp-dev llvm ccache)
 
 packages=("${build[@]}")

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Prints the folder of a CUDA 13.0 toolkit that can build the `cuda` preset, and makes one where there is none.
+#
+# An installed toolkit is used as it is (CUDA_HOME, nvcc in PATH, /usr/local/cuda). Otherwise compiler, headers and
+# libraries come from NVIDIA's Python wheels, in the versions below, into build/cuda-toolkit (0.9 GB); that needs python3
+# with venv and pip, and no rights. No GPU is needed to build.
+#
+#   toolkit=$(scripts/setup_cuda.sh) && cmake --preset cuda -DCMAKE_CUDA_COMPILER="$toolkit/bin/nvcc"
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+wanted=13.0
+wheels=(nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96
+        nvidia-cuda-cccl==13.0.85 nvidia-cublas==13.0.2.14)
+
+has_nvcc() { [[ -x "$1/bin/nvcc" ]] && "$1/bin/nvcc" --version | grep -q "release $wanted"; }
+
+for candidate in "${CUDA_HOME:-}" "$(dirname "$(dirname "$(command -v nvcc || echo /none/none)")")" /usr/local/cuda; do
+  if [[ -n "$candidate" ]] && has_nvcc "$candidate"; then
+    echo "$candidate"
+    exit 0
+  fi
+done
+
+venv=build/cuda-toolkit
+if ! compgen -G "$venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc" >/dev/null; then
+  echo "setup_cuda: no CUDA $wanted toolkit is installed; taking it from Python wheels into $venv" >&2
+  python3 -m venv "$venv" >&2
+  "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "${wheels[@]}" >&2
+fi
+root=$(cd "$(echo "$venv"/lib/python3*/site-packages/nvidia/cu13)" && pwd)
+# As CMake and linkers expect them: lib64, and libraries without their version.
+[[ -e "$root/lib64" ]] || ln -s lib "$root/lib64"
+for library in "$root"/lib/lib*.so.*; do
+  plain=${library%%.so.*}.so
+  [[ -e "$plain" ]] || ln -s "$(basename "$library")" "$plain"
+done
+if ! has_nvcc "$root"; then
+  echo "setup_cuda: $root/bin/nvcc does not run; remove $venv and try again" >&2
+  exit 1
+fi
+echo "$root"
