@@ -44,8 +44,10 @@ Verdict Matches(Window window, std::span<const quant::Recipe> recipes, const Pla
     return Verdict::Refuses(fc1.name(), "its gate and up rows are quantised as one part",
                             "leave out_parts to Sequential, or set it to 2");
   }
-  if (key.device.type != DeviceType::kCpu) {
-    return Verdict::Refuses(fc1.name(), "there is no kernel for this device", "device=cpu");
+  if (key.device.type != DeviceType::kCpu && quant::Quantizes(recipes[0])) {
+    return Verdict::Refuses(
+        fc1.name(), fmt::format("this device has no kernel for {}", quant::Name(recipes[0])),
+        "device=cpu, or precision=bf16");
   }
   return Verdict::Fires();
 }

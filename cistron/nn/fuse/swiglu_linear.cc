@@ -19,9 +19,6 @@ Verdict Matches(Window window, std::span<const quant::Recipe> recipes, const Pla
     return Verdict::Refuses(linear, "its experts' weights are tensors of their own",
                             "build it with per_expert_weights = false");
   }
-  if (key.device.type != DeviceType::kCpu) {
-    return Verdict::Refuses(linear, "there is no kernel for this device", "device=cpu");
-  }
   return Verdict::Fires();
 }
 

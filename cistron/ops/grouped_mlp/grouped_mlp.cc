@@ -34,7 +34,7 @@ GroupedMlpProblem CheckHalf(std::string_view op, const char* name, const Grouped
   CISTRON_CHECK(rows.split_sizes && rows.num_groups() == p.groups,
                 "{}: split_sizes is {}, expected i64 [{}]", op, Describe(rows.split_sizes),
                 p.groups);
-  RowOffsets(op, rows.split_sizes, p.max_rows);
+  CheckSplitSizes(op, rows.split_sizes, p.max_rows);
   if (row_scale) CheckRowValues(op, "row_scale", row_scale, p.max_rows, p.dtype);
   return p;
 }
@@ -52,7 +52,8 @@ GroupedMlpProblem CheckProblem(std::string_view op, const char* name, const Grou
 }  // namespace
 
 std::span<const GroupedMlpImpl> GroupedMlpImpls() {
-  static const std::array impls = {internal::CpuGroupedMlp(), internal::RefGroupedMlp()};
+  static const std::array impls = {internal::CudaGroupedMlp(), internal::CpuGroupedMlp(),
+                                   internal::RefGroupedMlp()};
   return impls;
 }
 

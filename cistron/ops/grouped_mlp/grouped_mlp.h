@@ -4,8 +4,8 @@
 //   dA = dy · w2[e];  (dP, ds, A) from (dA, P, s);  dx = dP · w1[e]
 //   dw1[e] (= or +=) dPᵀ · x;  dw2[e] (= or +=) dyᵀ · A
 // It stands for grouped_gemm, activation, grouped_gemm one after another (see those for formulas
-// and roundings: P, A, dA and dP are rounded to the dtype). No buffer holds A, dA or dP of all
-// groups, unless one group has all the rows.
+// and roundings: P, A, dA and dP are rounded to the dtype). On a CPU no buffer holds A, dA or dP of
+// all groups, unless one group has all the rows; on a GPU they are held for the length of the call.
 //
 // Shapes: x, dx [M, H]; y, dy [M, N]; P [M, 2F]; w1, dw1 [E, 2F, H]; w2, dw2 [E, N, F]; s, ds [M]
 //         compute type; split_sizes i64 [E].

@@ -5,6 +5,9 @@
 
 namespace cistron::ops::internal {
 
+// f64, f32, bf16.
+GroupedMlpImpl CudaGroupedMlp();
+
 // f32, bf16: see the head of grouped_mlp_cpu.cc.
 GroupedMlpImpl CpuGroupedMlp();
 
