@@ -1,13 +1,22 @@
 // A build without CUDA. The implementations say what they support, as in a build with it, and are
 // never run, because no context of a CUDA device can be made.
 #include "cistron/ops/cuda/supports.h"
+#include "cistron/ops/embedding/embedding_impls.h"
 #include "cistron/ops/reduce/reduce_impls.h"
 
 namespace cistron::ops {
 
 using internal::FloatsOnCuda;
 
+constinit const EmbeddingImpl kEmbeddingCuda = {
+    "cuda", FloatsOnCuda<EmbeddingProblem>, {}, DeviceType::kCuda};
 constinit const ReduceImpl kReduceCuda = {
     "cuda", FloatsOnCuda<ReduceProblem>, {}, DeviceType::kCuda};
+RmsNormImpl CudaRmsNorm() {
+  return {"cuda", FloatsOnCuda<RmsNormProblem>, {}, DeviceType::kCuda};
+}
+RopeImpl CudaRope() {
+  return {"cuda", FloatsOnCuda<RopeProblem>, {}, DeviceType::kCuda};
+}
 
 }  // namespace cistron::ops

@@ -11,6 +11,7 @@ void CheckTokens(const Tensor& tokens, std::int64_t vocab) {
   CISTRON_CHECK(tokens && tokens.rank() == 1, "embedding: tokens are {}, expected i64 [T]",
                 Describe(tokens));
   CheckTensor("embedding", "tokens", tokens, tokens.shape(), DType::kI64);
+  if (!OnHost(tokens)) return;
   const std::int64_t* token = tokens.data<std::int64_t>();
   for (std::int64_t t = 0; t < tokens.numel(); ++t) {
     CISTRON_CHECK(token[t] >= 0 && token[t] < vocab,
@@ -22,7 +23,7 @@ void CheckTokens(const Tensor& tokens, std::int64_t vocab) {
 }  // namespace
 
 std::span<const EmbeddingImpl> EmbeddingImpls() {
-  static const EmbeddingImpl list[] = {kEmbeddingCpu, kEmbeddingRef};
+  static const EmbeddingImpl list[] = {kEmbeddingCuda, kEmbeddingCpu, kEmbeddingRef};
   return list;
 }
 

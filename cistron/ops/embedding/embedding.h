@@ -4,7 +4,8 @@
 //   Backward dw[v] (= or +=) Σ_{t: token[t] = v} dy[t], summed in token order, in the compute type
 //
 // Shapes: tokens i64 [T]; w [V, H]; y, dy [T, H]; dw [V, H] in the compute type.
-// Errors: kInvalidArgument with position and value when a token is outside [0, V).
+// Errors: kInvalidArgument with position and value when a token on the host is outside [0, V). One
+//         on a device is not checked: its y is NaN, and its dy reaches no row of dw.
 #pragma once
 
 #include "cistron/ops/context.h"

@@ -5,6 +5,7 @@
 
 namespace cistron::ops {
 
+extern const EmbeddingImpl kEmbeddingCuda;
 extern const EmbeddingImpl kEmbeddingCpu;
 extern const EmbeddingImpl kEmbeddingRef;
 
