@@ -2,6 +2,7 @@
 // never run, because no context of a CUDA device can be made.
 #include "cistron/ops/cuda/supports.h"
 #include "cistron/ops/embedding/embedding_impls.h"
+#include "cistron/ops/norm/norm_impls.h"
 #include "cistron/ops/reduce/reduce_impls.h"
 
 namespace cistron::ops {

@@ -27,7 +27,7 @@ const RmsNormRun& Choose(const Context& ctx, const Tensor& x) {
 }  // namespace
 
 std::span<const RmsNormImpl> RmsNormImpls() {
-  static const std::array impls = {CpuRmsNorm(), RefRmsNorm()};
+  static const std::array impls = {CudaRmsNorm(), CpuRmsNorm(), RefRmsNorm()};
   return impls;
 }
 

@@ -8,7 +8,8 @@
 // Dtypes: f64, f32, bf16 for x, y, g; dg in the compute type. Computed in f32 (f64 for f64).
 // Alias:  h may be x or residual; dh may be dy or dh_in. Rows may be strided.
 // Empty:  without rows dg is zeros in Write. dg may be undefined where g is frozen.
-// Order:  dg sums fixed blocks of rows in order, so it does not depend on the number of threads.
+// Order:  dg sums fixed blocks of rows in a fixed order, so it does not depend on the number of
+//         threads.
 // Source: Zhang & Sennrich, "Root mean square layer normalization", 2019.
 #pragma once
 

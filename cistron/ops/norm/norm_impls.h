@@ -5,6 +5,7 @@
 
 namespace cistron::ops {
 
+RmsNormImpl CudaRmsNorm();
 RmsNormImpl CpuRmsNorm();
 RmsNormImpl RefRmsNorm();
 
