@@ -4,6 +4,7 @@
 #include "cistron/ops/embedding/embedding_impls.h"
 #include "cistron/ops/norm/norm_impls.h"
 #include "cistron/ops/reduce/reduce_impls.h"
+#include "cistron/ops/rope/rope_impls.h"
 
 namespace cistron::ops {
 

@@ -42,7 +42,7 @@ void Rotate(const Context& ctx, const Tensor& table, const Tensor& positions, st
   CISTRON_CHECK(positions && positions.rank() == 1 && positions.dtype() == DType::kI64 &&
                     positions.dim(0) == x.dim(0) && positions.IsContiguous(),
                 "rope: positions is {}, not i64 [{}]", Describe(positions), x.dim(0));
-  for (std::int64_t t = 0; t < positions.dim(0); ++t) {
+  for (std::int64_t t = 0; OnHost(positions) && t < positions.dim(0); ++t) {
     const std::int64_t p = positions.data<std::int64_t>()[t];
     CISTRON_CHECK(p >= 0 && p < table.dim(0), "rope: position {} of token {} is not in [0, {})", p,
                   t, table.dim(0));
@@ -54,7 +54,7 @@ void Rotate(const Context& ctx, const Tensor& table, const Tensor& positions, st
 }  // namespace
 
 std::span<const RopeImpl> RopeImpls() {
-  static const std::array impls = {CpuRope(), RefRope()};
+  static const std::array impls = {CudaRope(), CpuRope(), RefRope()};
   return impls;
 }
 

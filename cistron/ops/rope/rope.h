@@ -6,7 +6,8 @@
 // Backward is the rotation by −θ.
 //
 // Shapes: x [T, heads·D] (rows may be strided), positions i64 [T] that restart at each sequence.
-// Errors: D odd or not dividing the row.
+// Errors: D odd or not dividing the row; a position on the host outside the table. On a device
+//         positions are not checked: the row of one outside becomes NaN.
 // Source: Su et al., "RoFormer", 2021; order of pairs as in Hugging Face Llama and Mixtral.
 #pragma once
 

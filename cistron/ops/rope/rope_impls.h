@@ -5,6 +5,7 @@
 
 namespace cistron::ops {
 
+RopeImpl CudaRope();
 RopeImpl CpuRope();
 RopeImpl RefRope();
 
