@@ -7,11 +7,6 @@
 namespace cistron::ops {
 namespace {
 
-constexpr SwiGluImpl kImpls[] = {
-    {"cpu", internal::SwiGluCpuSupports, {internal::SwiGluForwardCpu, internal::SwiGluBackwardCpu}},
-    {"ref", internal::SwiGluRefSupports, {internal::SwiGluForwardRef, internal::SwiGluBackwardRef}},
-};
-
 // Checks x and the row scale; returns the problem.
 SwiGluProblem CheckInputs(std::string_view op, const Tensor& x, const Tensor& row_scale) {
   CISTRON_CHECK(x && x.rank() == 2 && x.dim(1) % 2 == 0,
@@ -28,9 +23,8 @@ void SwiGluForward(const Context& ctx, const Tensor& x, const Tensor& row_scale,
   constexpr std::string_view kOp = "swiglu forward";
   const SwiGluProblem problem = CheckInputs(kOp, x, row_scale);
   CheckMatrix(kOp, "y", y.tensor, problem.rows, problem.width, problem.dtype);
-  const std::int64_t rows = RowsInUse(kOp, split_sizes, problem.rows);
-  Select<SwiGluProblem, SwiGluRun>(ctx, "activation", kImpls, problem)
-      .forward(ctx, rows, x, row_scale, y);
+  if (split_sizes) CheckSplitSizes(kOp, split_sizes, problem.rows);
+  Select(ctx, "activation", SwiGluImpls(), problem).forward(ctx, x, row_scale, split_sizes, y);
 }
 
 void SwiGluBackward(const Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& row_scale,
@@ -44,13 +38,18 @@ void SwiGluBackward(const Context& ctx, const Tensor& dy, const Tensor& x, const
     CheckRowValues(kOp, "dscale", dscale.tensor, problem.rows, ComputeType(problem.dtype));
   }
   if (y_out) CheckMatrix(kOp, "y", y_out.tensor, problem.rows, problem.width, problem.dtype);
-  const std::int64_t rows = RowsInUse(kOp, split_sizes, problem.rows);
-  Select<SwiGluProblem, SwiGluRun>(ctx, "activation", kImpls, problem)
-      .backward(ctx, rows, dy, x, row_scale, dx, dscale, y_out);
+  if (split_sizes) CheckSplitSizes(kOp, split_sizes, problem.rows);
+  Select(ctx, "activation", SwiGluImpls(), problem)
+      .backward(ctx, dy, x, row_scale, split_sizes, dx, dscale, y_out);
 }
 
 std::span<const SwiGluImpl> SwiGluImpls() {
-  return kImpls;
+  using namespace internal;
+  static const SwiGluImpl list[] = {
+      kSwiGluCuda,
+      {"cpu", SwiGluCpuSupports, {SwiGluForwardCpu, SwiGluBackwardCpu}},
+      {"ref", SwiGluRefSupports, {SwiGluForwardRef, SwiGluBackwardRef}}};
+  return list;
 }
 
 }  // namespace cistron::ops

@@ -6,7 +6,9 @@
 //
 // Shapes: x, dx [M, 2F]; y, dy [M, F]; row_scale, dscale [M] in the compute type.
 // Dtypes: f64, f32, bf16; computed in f32 (f64 for f64), one rounding.
-// Rows:   only the first `rows` = Σ split_sizes rows are touched when split_sizes is defined.
+// Rows:   only the first Σ split_sizes rows are touched when split_sizes (i64 [E]) is defined.
+// Counts
+//         on a device are read there, and clamped to the rows there are.
 // Source: Shazeer, "GLU variants improve Transformer", 2020.
 #pragma once
 
@@ -30,10 +32,10 @@ struct SwiGluProblem {
   std::int64_t rows, width;  // M, F
 };
 struct SwiGluRun {
-  void (*forward)(const Context&, std::int64_t rows, const Tensor& x, const Tensor& row_scale,
-                  const Output& y);
-  void (*backward)(const Context&, std::int64_t rows, const Tensor& dy, const Tensor& x,
-                   const Tensor& row_scale, const Output& dx, const Output& dscale,
+  void (*forward)(const Context&, const Tensor& x, const Tensor& row_scale,
+                  const Tensor& split_sizes, const Output& y);
+  void (*backward)(const Context&, const Tensor& dy, const Tensor& x, const Tensor& row_scale,
+                   const Tensor& split_sizes, const Output& dx, const Output& dscale,
                    const Output& y_out);
 };
 using SwiGluImpl = Implementation<SwiGluProblem, SwiGluRun>;

@@ -23,6 +23,7 @@ inline constexpr SwiGluCase kSwiGluCases[] = {
     {"whole vectors", 6, 96, 2, true},
     {"without scale", 7, 50, 0, false},
     {"several threads", 150, 129, 11, true},
+    {"long rows", 3, 2080, 1, true},
 };
 
 // Rows and F of a layer's activation in the models that users train on CPUs, for the benchmark.

@@ -3,6 +3,7 @@
 #include "cistron/ops/activation/activation_impls.h"
 #include "cistron/ops/activation/swiglu_rows.h"
 #include "cistron/ops/cpu_arguments.h"
+#include "cistron/ops/split_sizes.h"
 
 namespace cistron::ops::internal {
 namespace {
@@ -22,8 +23,9 @@ Support SwiGluCpuSupports(const SwiGluProblem& p) {
   return Support::No(fmt::format("dtype {} is not one of f32, bf16", Name(p.dtype)));
 }
 
-void SwiGluForwardCpu(const Context&, std::int64_t rows, const Tensor& x, const Tensor& row_scale,
-                      const Output& y) {
+void SwiGluForwardCpu(const Context&, const Tensor& x, const Tensor& row_scale,
+                      const Tensor& split_sizes, const Output& y) {
+  const std::int64_t rows = RowsInUse("swiglu forward", split_sizes, x.dim(0));
   DispatchVectorType(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const std::int64_t width = y.tensor.dim(1);
@@ -36,9 +38,10 @@ void SwiGluForwardCpu(const Context&, std::int64_t rows, const Tensor& x, const 
   });
 }
 
-void SwiGluBackwardCpu(const Context&, std::int64_t rows, const Tensor& dy, const Tensor& x,
-                       const Tensor& row_scale, const Output& dx, const Output& dscale,
+void SwiGluBackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor& row_scale,
+                       const Tensor& split_sizes, const Output& dx, const Output& dscale,
                        const Output& y_out) {
+  const std::int64_t rows = RowsInUse("swiglu backward", split_sizes, x.dim(0));
   DispatchVectorType(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const std::int64_t width = dy.dim(1);

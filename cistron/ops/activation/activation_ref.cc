@@ -3,6 +3,7 @@
 
 #include "cistron/base/threads.h"
 #include "cistron/ops/activation/activation_impls.h"
+#include "cistron/ops/split_sizes.h"
 
 namespace cistron::ops::internal {
 namespace {
@@ -73,15 +74,17 @@ Support SwiGluRefSupports(const SwiGluProblem& p) {
   return ok ? Support::Yes() : Support::No(fmt::format("dtype {}", Name(p.dtype)));
 }
 
-void SwiGluForwardRef(const Context&, std::int64_t rows, const Tensor& x, const Tensor& row_scale,
-                      const Output& y) {
+void SwiGluForwardRef(const Context&, const Tensor& x, const Tensor& row_scale,
+                      const Tensor& split_sizes, const Output& y) {
+  const std::int64_t rows = RowsInUse("swiglu forward", split_sizes, x.dim(0));
   DispatchFloat("swiglu", x.dtype(),
                 [&](auto tag) { Forward<typename decltype(tag)::type>(rows, x, row_scale, y); });
 }
 
-void SwiGluBackwardRef(const Context&, std::int64_t rows, const Tensor& dy, const Tensor& x,
-                       const Tensor& row_scale, const Output& dx, const Output& dscale,
+void SwiGluBackwardRef(const Context&, const Tensor& dy, const Tensor& x, const Tensor& row_scale,
+                       const Tensor& split_sizes, const Output& dx, const Output& dscale,
                        const Output& y_out) {
+  const std::int64_t rows = RowsInUse("swiglu backward", split_sizes, x.dim(0));
   DispatchFloat("swiglu", x.dtype(), [&](auto tag) {
     Backward<typename decltype(tag)::type>(rows, dy, x, row_scale, dx, dscale, y_out);
   });

@@ -108,8 +108,10 @@ void CheckCase(const Context& ctx, const SwiGluCase& test, DType dtype, WriteMod
   const Tensor dx0 = start({rows, 2 * width}, dtype, "dx0");
   const Tensor dscale0 = start({rows}, compute, "ds0");
 
+  // One mode with rows that take whole vectors, the other with rows that do not.
+  const auto margins = accumulate ? testing::Margins::kAligned : testing::Margins::kOdd;
   const auto padded = [&](const Tensor& values) {
-    Strided s({all_rows, values.dim(1)}, values.dtype());
+    Strided s({all_rows, values.dim(1)}, values.dtype(), margins);
     s.Assign(values);
     return s;
   };
@@ -117,8 +119,8 @@ void CheckCase(const Context& ctx, const SwiGluCase& test, DType dtype, WriteMod
   testing::PaddedTensor sscale, dscale = testing::MakePadded({rows}, compute, test.rows_beyond + 1);
   if (scale) sscale = testing::Pad(scale, test.rows_beyond + 1);
   const Tensor row_scale = scale ? sscale.whole.Slice(0, 0, all_rows) : Tensor();
-  const Strided y({all_rows, width}, dtype), y_again({all_rows, width}, dtype),
-      dx({all_rows, 2 * width}, dtype);
+  const Strided y({all_rows, width}, dtype, margins), y_again({all_rows, width}, dtype, margins),
+      dx({all_rows, 2 * width}, dtype, margins);
   if (accumulate) {
     y.Assign(y0);
     y_again.Assign(y0);

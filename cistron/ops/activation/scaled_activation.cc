@@ -44,7 +44,8 @@ std::string_view Name(ActivationKind kind) {
 }
 
 std::span<const ScaledActivationImpl> ScaledActivationImpls() {
-  static const ScaledActivationImpl list[] = {internal::kScaledActivationCpu,
+  static const ScaledActivationImpl list[] = {internal::kScaledActivationCuda,
+                                              internal::kScaledActivationCpu,
                                               internal::kScaledActivationRef};
   return list;
 }
@@ -54,9 +55,9 @@ void ScaledActivationForward(const Context& ctx, const ActivationConfig& config,
   const std::string op = fmt::format("{} forward", Name(config.kind));
   const ScaledActivationProblem problem = CheckInputs(op, config, x, row_scale);
   CheckMatrix(op, "y", y.tensor, problem.rows, problem.width, problem.dtype);
-  const std::int64_t rows = RowsInUse(op, split_sizes, problem.rows);
+  if (split_sizes) CheckSplitSizes(op, split_sizes, problem.rows);
   Select(ctx, "activation", ScaledActivationImpls(), problem)
-      .forward(ctx, config, rows, x, row_scale, y);
+      .forward(ctx, config, x, row_scale, split_sizes, y);
 }
 
 void ScaledActivationBackward(const Context& ctx, const ActivationConfig& config, const Tensor& dy,
@@ -70,9 +71,9 @@ void ScaledActivationBackward(const Context& ctx, const ActivationConfig& config
     CheckRowValues(op, "dscale", dscale.tensor, problem.rows, ComputeType(problem.dtype));
   }
   if (y_out) CheckMatrix(op, "y", y_out.tensor, problem.rows, problem.width, problem.dtype);
-  const std::int64_t rows = RowsInUse(op, split_sizes, problem.rows);
+  if (split_sizes) CheckSplitSizes(op, split_sizes, problem.rows);
   Select(ctx, "activation", ScaledActivationImpls(), problem)
-      .backward(ctx, config, rows, dy, x, row_scale, dx, dscale, y_out);
+      .backward(ctx, config, dy, x, row_scale, split_sizes, dx, dscale, y_out);
 }
 
 }  // namespace cistron::ops

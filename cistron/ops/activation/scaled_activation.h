@@ -14,7 +14,9 @@
 // Layout: glu_interleave_size = g > 0: x is blocks of g gate columns, then the g up columns of the
 //         same elements, and so on; g must divide F. 0: all gate columns, then all up columns.
 // Dtypes: f64, f32, bf16; computed in f32 (f64 for f64), one rounding.
-// Rows:   only the first Σ split_sizes rows are touched when split_sizes is defined.
+// Rows:   only the first Σ split_sizes rows are touched when split_sizes (i64 [E]) is defined.
+// Counts
+//         on a device are read there, and clamped to the rows there are.
 // NaN stays NaN, through clamps too.
 // Sources: Shazeer, "GLU variants improve Transformer", 2020; gpt-oss (alpha 1.702, limit 7);
 // So et al., "Primer", 2021 (squared ReLU).
@@ -58,11 +60,11 @@ struct ScaledActivationProblem {
   std::int64_t rows, width;  // M, F
 };
 struct ScaledActivationRun {
-  void (*forward)(const Context&, const ActivationConfig&, std::int64_t rows, const Tensor& x,
-                  const Tensor& row_scale, const Output& y);
-  void (*backward)(const Context&, const ActivationConfig&, std::int64_t rows, const Tensor& dy,
-                   const Tensor& x, const Tensor& row_scale, const Output& dx, const Output& dscale,
-                   const Output& y_out);
+  void (*forward)(const Context&, const ActivationConfig&, const Tensor& x, const Tensor& row_scale,
+                  const Tensor& split_sizes, const Output& y);
+  void (*backward)(const Context&, const ActivationConfig&, const Tensor& dy, const Tensor& x,
+                   const Tensor& row_scale, const Tensor& split_sizes, const Output& dx,
+                   const Output& dscale, const Output& y_out);
 };
 using ScaledActivationImpl = Implementation<ScaledActivationProblem, ScaledActivationRun>;
 std::span<const ScaledActivationImpl> ScaledActivationImpls();

@@ -5,6 +5,7 @@
 #include "cistron/ops/activation/scaled_activation_impls.h"
 #include "cistron/ops/activation/scaled_activation_rows.h"
 #include "cistron/ops/cpu_arguments.h"
+#include "cistron/ops/split_sizes.h"
 
 namespace cistron::ops::internal {
 namespace {
@@ -38,9 +39,10 @@ Support Supports(const ScaledActivationProblem& p) {
   return Support::No(fmt::format("dtype {} is not one of f32, bf16", Name(p.dtype)));
 }
 
-void ForwardCpu(const Context& ctx, const ActivationConfig& config, std::int64_t rows,
-                const Tensor& x, const Tensor& row_scale, const Output& y) {
-  if (IsPlainSwiGlu(config)) return SwiGluForwardCpu(ctx, rows, x, row_scale, y);
+void ForwardCpu(const Context& ctx, const ActivationConfig& config, const Tensor& x,
+                const Tensor& row_scale, const Tensor& split_sizes, const Output& y) {
+  if (IsPlainSwiGlu(config)) return SwiGluForwardCpu(ctx, x, row_scale, split_sizes, y);
+  const std::int64_t rows = RowsInUse("activation forward", split_sizes, x.dim(0));
   DispatchVectorType(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const std::int64_t width = y.tensor.dim(1);
@@ -51,12 +53,13 @@ void ForwardCpu(const Context& ctx, const ActivationConfig& config, std::int64_t
   });
 }
 
-void BackwardCpu(const Context& ctx, const ActivationConfig& config, std::int64_t rows,
-                 const Tensor& dy, const Tensor& x, const Tensor& row_scale, const Output& dx,
-                 const Output& dscale, const Output& y_out) {
+void BackwardCpu(const Context& ctx, const ActivationConfig& config, const Tensor& dy,
+                 const Tensor& x, const Tensor& row_scale, const Tensor& split_sizes,
+                 const Output& dx, const Output& dscale, const Output& y_out) {
   if (IsPlainSwiGlu(config)) {
-    return SwiGluBackwardCpu(ctx, rows, dy, x, row_scale, dx, dscale, y_out);
+    return SwiGluBackwardCpu(ctx, dy, x, row_scale, split_sizes, dx, dscale, y_out);
   }
+  const std::int64_t rows = RowsInUse("activation backward", split_sizes, x.dim(0));
   DispatchVectorType(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const std::int64_t width = dy.dim(1);

@@ -5,6 +5,8 @@
 
 namespace cistron::ops::internal {
 
+// On a GPU: f64, f32, bf16.
+extern const ScaledActivationImpl kScaledActivationCuda;
 // Scalar reference: f64, f32, bf16.
 extern const ScaledActivationImpl kScaledActivationRef;
 // Vectorised with Highway: f32, bf16.

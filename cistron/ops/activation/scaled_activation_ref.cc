@@ -5,6 +5,7 @@
 
 #include "cistron/base/threads.h"
 #include "cistron/ops/activation/scaled_activation_impls.h"
+#include "cistron/ops/split_sizes.h"
 
 namespace cistron::ops::internal {
 namespace {
@@ -137,16 +138,18 @@ Support Supports(const ScaledActivationProblem& p) {
   return ok ? Support::Yes() : Support::No(fmt::format("dtype {}", Name(p.dtype)));
 }
 
-void ForwardRef(const Context&, const ActivationConfig& config, std::int64_t rows, const Tensor& x,
-                const Tensor& row_scale, const Output& y) {
+void ForwardRef(const Context&, const ActivationConfig& config, const Tensor& x,
+                const Tensor& row_scale, const Tensor& split_sizes, const Output& y) {
+  const std::int64_t rows = RowsInUse("activation forward", split_sizes, x.dim(0));
   DispatchFloat("activation", x.dtype(), [&](auto tag) {
     Forward<typename decltype(tag)::type>(config, rows, x, row_scale, y);
   });
 }
 
-void BackwardRef(const Context&, const ActivationConfig& config, std::int64_t rows,
-                 const Tensor& dy, const Tensor& x, const Tensor& row_scale, const Output& dx,
+void BackwardRef(const Context&, const ActivationConfig& config, const Tensor& dy, const Tensor& x,
+                 const Tensor& row_scale, const Tensor& split_sizes, const Output& dx,
                  const Output& dscale, const Output& y_out) {
+  const std::int64_t rows = RowsInUse("activation backward", split_sizes, x.dim(0));
   DispatchFloat("activation", x.dtype(), [&](auto tag) {
     Backward<typename decltype(tag)::type>(config, rows, dy, x, row_scale, dx, dscale, y_out);
   });

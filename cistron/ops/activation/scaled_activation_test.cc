@@ -143,8 +143,10 @@ void CheckCase(const ActivationConfig& config, const SwiGluCase& test, DType dty
   const Tensor dx0 = start({rows, columns}, dtype, "dx0");
   const Tensor dscale0 = start({rows}, compute, "ds0");
 
+  // One mode with rows that take whole vectors, the other with rows that do not.
+  const auto margins = accumulate ? testing::Margins::kAligned : testing::Margins::kOdd;
   const auto padded = [&](const Tensor& values) {
-    Strided s({all_rows, values.dim(1)}, values.dtype());
+    Strided s({all_rows, values.dim(1)}, values.dtype(), margins);
     s.Assign(values);
     return s;
   };
@@ -158,8 +160,8 @@ void CheckCase(const ActivationConfig& config, const SwiGluCase& test, DType dty
   const ScaledActivationProblem problem{dtype, config, all_rows, width};
   testing::ForEachImplementation(ScaledActivationImpls(), problem, [&](const Context& ctx) {
     const testing::PaddedTensor dscale = testing::MakePadded({rows}, compute, test.rows_beyond + 1);
-    const Strided y({all_rows, width}, dtype), y_again({all_rows, width}, dtype),
-        dx({all_rows, columns}, dtype);
+    const Strided y({all_rows, width}, dtype, margins), y_again({all_rows, width}, dtype, margins),
+        dx({all_rows, columns}, dtype, margins);
     if (accumulate) {
       y.Assign(y0);
       y_again.Assign(y0);

@@ -1,5 +1,7 @@
 // A build without CUDA. The implementations say what they support, as in a build with it, and are
 // never run, because no context of a CUDA device can be made.
+#include "cistron/ops/activation/activation_impls.h"
+#include "cistron/ops/activation/scaled_activation_impls.h"
 #include "cistron/ops/cuda/supports.h"
 #include "cistron/ops/embedding/embedding_impls.h"
 #include "cistron/ops/norm/norm_impls.h"
@@ -10,6 +12,12 @@ namespace cistron::ops {
 
 using internal::FloatsOnCuda;
 
+namespace internal {
+constinit const SwiGluImpl kSwiGluCuda = {
+    "cuda", FloatsOnCuda<SwiGluProblem>, {}, DeviceType::kCuda};
+constinit const ScaledActivationImpl kScaledActivationCuda = {
+    "cuda", FloatsOnCuda<ScaledActivationProblem>, {}, DeviceType::kCuda};
+}  // namespace internal
 constinit const EmbeddingImpl kEmbeddingCuda = {
     "cuda", FloatsOnCuda<EmbeddingProblem>, {}, DeviceType::kCuda};
 constinit const ReduceImpl kReduceCuda = {

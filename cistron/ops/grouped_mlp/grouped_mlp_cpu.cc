@@ -88,7 +88,7 @@ void Forward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpFor
       const Tensor pre = args.pre ? Rows(args.pre, c) : pre_buffer.Slice(0, 0, c.rows());
       const Tensor act = args.act ? Rows(args.act, c) : act_buffer.Slice(0, 0, c.rows());
       if (args.w1) Product(ctx, Rows(args.x, c), w1.w, w1.transpose, Write(pre));
-      SwiGluForwardCpu(ctx, c.rows(), pre, Rows(args.row_scale, c), Write(act));
+      SwiGluForwardCpu(ctx, pre, Rows(args.row_scale, c), {}, Write(act));
       Product(ctx, act, w2.w, w2.transpose, Rows(args.y, c));
     }
   });
@@ -146,7 +146,7 @@ void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBa
       const RowPiece here = From(c, wave.first);
       const Tensor dact = ctx.Empty({c.rows(), p.ffn}, p.dtype), dpre = Rows(all_dpre.tensor, here);
       Product(ctx, Rows(args.dy, c), args.w2.Select(c.group), Transpose::kNo, Write(dact));
-      SwiGluBackwardCpu(ctx, c.rows(), dact, Rows(args.pre, c), Rows(args.row_scale, c),
+      SwiGluBackwardCpu(ctx, dact, Rows(args.pre, c), Rows(args.row_scale, c), {},
                         {dpre, all_dpre.mode}, Rows(args.out.dscale, c),
                         Write(Rows(all_act, here)));
       if (args.out.dx) {

@@ -18,27 +18,26 @@ Support Supports(const GroupedMlpProblem& p) {
 }
 
 void Forward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpForwardArgs& args) {
-  const std::int64_t rows = RowOffsets("grouped_mlp", args.split_sizes, p.max_rows).back();
   const Tensor pre = args.pre ? args.pre : ctx.Empty({p.max_rows, 2 * p.ffn}, p.dtype);
   const Tensor act = args.act ? args.act : ctx.Empty({p.max_rows, p.ffn}, p.dtype);
   if (args.w1) {
     GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kForward, 2 * p.ffn, p.hidden),
                    args.split_sizes, args.x, args.w1, Write(pre));
   }
-  SwiGluForwardRef(ctx, rows, pre, args.row_scale, Write(act));
+  SwiGluForwardRef(ctx, pre, args.row_scale, args.split_sizes, Write(act));
   GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kForward, p.out, p.ffn), args.split_sizes, act,
                  args.w2, args.y);
 }
 
 void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBackwardArgs& args) {
-  const std::int64_t rows = RowOffsets("grouped_mlp", args.split_sizes, p.max_rows).back();
   const GroupedMlpGradients& out = args.out;
   const Tensor dact = ctx.Empty({p.max_rows, p.ffn}, p.dtype),
                act = ctx.Empty(dact.shape(), p.dtype);
   const Output dpre = args.dpre ? args.dpre : Write(ctx.Empty({p.max_rows, 2 * p.ffn}, p.dtype));
   GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kDgrad, p.out, p.ffn), args.split_sizes, args.dy,
                  args.w2, Write(dact));
-  SwiGluBackwardRef(ctx, rows, dact, args.pre, args.row_scale, dpre, out.dscale, Write(act));
+  SwiGluBackwardRef(ctx, dact, args.pre, args.row_scale, args.split_sizes, dpre, out.dscale,
+                    Write(act));
   if (out.dw1) {
     GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, p.out, p.ffn), args.split_sizes,
                    args.dy, act, out.dw2);
