@@ -5,6 +5,7 @@
 #include "cistron/ops/cuda/supports.h"
 #include "cistron/ops/embedding/embedding_impls.h"
 #include "cistron/ops/norm/norm_impls.h"
+#include "cistron/ops/optimizer/adamw_impls.h"
 #include "cistron/ops/reduce/reduce_impls.h"
 #include "cistron/ops/rope/rope_impls.h"
 
@@ -18,6 +19,7 @@ constinit const SwiGluImpl kSwiGluCuda = {
 constinit const ScaledActivationImpl kScaledActivationCuda = {
     "cuda", FloatsOnCuda<ScaledActivationProblem>, {}, DeviceType::kCuda};
 }  // namespace internal
+constinit const AdamWImpl kAdamWCuda = {"cuda", SupportsAdamWOnCuda, {}, DeviceType::kCuda};
 constinit const EmbeddingImpl kEmbeddingCuda = {
     "cuda", FloatsOnCuda<EmbeddingProblem>, {}, DeviceType::kCuda};
 constinit const ReduceImpl kReduceCuda = {

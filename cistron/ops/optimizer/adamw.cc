@@ -1,8 +1,6 @@
 // Argument checks and choice of implementation of adamw.
 #include "cistron/ops/optimizer/adamw.h"
 
-#include <cmath>
-
 #include "cistron/ops/check_tensor.h"
 #include "cistron/ops/optimizer/adamw_impls.h"
 
@@ -22,7 +20,7 @@ void CheckConfig(const AdamWConfig& config) {
 }  // namespace
 
 std::span<const AdamWImpl> AdamWImpls() {
-  static const AdamWImpl list[] = {kAdamWCpu, kAdamWRef};
+  static const AdamWImpl list[] = {kAdamWCuda, kAdamWCpu, kAdamWRef};
   return list;
 }
 
@@ -31,16 +29,8 @@ AdamWFactors<T> MakeAdamWFactors(const AdamWConfig& config, const AdamWScalars& 
   const double lr = *scalars.lr.data<double>();
   const double step = *scalars.step.data<double>();
   CISTRON_CHECK(step >= 1, "AdamW: step {} is below 1", step);
-  return {
-      .clip = static_cast<T>(*scalars.clip.data<double>()),
-      .decay = static_cast<T>(1 - lr * config.weight_decay),
-      .one_minus_beta1 = static_cast<T>(1 - config.beta1),
-      .beta2 = static_cast<T>(config.beta2),
-      .one_minus_beta2 = static_cast<T>(1 - config.beta2),
-      .root_correction2 = static_cast<T>(std::sqrt(1 - std::pow(config.beta2, step))),
-      .eps = static_cast<T>(config.eps),
-      .step_size = static_cast<T>(lr / (1 - std::pow(config.beta1, step))),
-  };
+  return AdamWFactorsOf<T>(config, lr, *scalars.clip.data<double>(), PowerOf(config.beta1, step),
+                           PowerOf(config.beta2, step));
 }
 template AdamWFactors<float> MakeAdamWFactors<float>(const AdamWConfig&, const AdamWScalars&);
 template AdamWFactors<double> MakeAdamWFactors<double>(const AdamWConfig&, const AdamWScalars&);

@@ -8,6 +8,7 @@
 // clip. Shapes: p, m, v, g alike, f32 (f64 for f64 models); `low`, optional, bf16 of the same
 // shape: receives p
 //         rounded to nearest even (the weights that the model computes with).
+// On a device t is not checked to be at least 1; where it is not, the result is NaN.
 // In place; each element is independent of the others, so shards update as the whole does.
 // Source: Loshchilov & Hutter, "Decoupled weight decay regularization", 2019; torch.optim.AdamW.
 #pragma once
