@@ -55,7 +55,12 @@ class RandomStream {
       : key_(Mix64(Mix64(seed) ^ HashName(name))) {}
   constexpr RandomStream(std::uint64_t seed, std::string_view name, std::uint64_t a,
                          std::uint64_t b = 0)
-      : key_(Mix64(Mix64(Mix64(Mix64(seed) ^ HashName(name)) ^ a) ^ b)) {}
+      : RandomStream(OfHash(seed, HashName(name), a, b)) {}
+  // The same with the name's hash, for device code, where there are no strings.
+  static constexpr RandomStream OfHash(std::uint64_t seed, std::uint64_t hash, std::uint64_t a,
+                                       std::uint64_t b) {
+    return RandomStream(Mix64(Mix64(Mix64(Mix64(seed) ^ hash) ^ a) ^ b));
+  }
 
   // The random bits of indices 4·block … 4·block + 3.
   constexpr PhiloxBlock Block(std::uint64_t block) const {
@@ -84,6 +89,8 @@ class RandomStream {
   }
 
  private:
+  explicit constexpr RandomStream(std::uint64_t key) : key_(key) {}
+
   std::uint64_t key_;
 };
 

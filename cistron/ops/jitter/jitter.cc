@@ -1,28 +1,20 @@
-// jitter: checks, and both implementations, which give the same bits.
+// jitter: checks, and both implementations on the CPU. All give the same bits.
 #include "cistron/ops/jitter/jitter.h"
 
 #include <algorithm>
 
-#include "cistron/base/philox.h"
 #include "cistron/base/threads.h"
 #include "cistron/ops/check_tensor.h"
+#include "cistron/ops/jitter/jitter_impls.h"
 
 namespace cistron::ops {
 namespace {
 
+using internal::JitterStream;
+using internal::kJitterWords;
+using internal::SignedJitter;
+
 constexpr std::string_view kOp = "jitter";
-
-RandomStream StreamOf(const JitterConfig& config, const Tensor& step) {
-  return RandomStream(config.seed, "router_jitter",
-                      static_cast<std::uint64_t>(*step.data<std::int64_t>()),
-                      static_cast<std::uint64_t>(config.layer));
-}
-
-// 24 random bits become 2·u − 1, exactly.
-template <class C>
-C Signed(std::uint32_t bits) {
-  return static_cast<C>(bits >> 8) * C(0x1p-23) - C(1);
-}
 
 template <class T>
 void Apply(const T& x, Compute<T> factor, WriteMode mode, T& y) {
@@ -42,11 +34,11 @@ void JitterRef(const Context&, const JitterConfig& config, const Tensor& step, c
                const Output& y) {
   DispatchFloat(kOp, x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const RandomStream stream = StreamOf(config, step);
+    const RandomStream stream = JitterStream(config, *step.data<std::int64_t>());
     const auto amplitude = static_cast<Compute<T>>(config.amplitude);
     const auto first = static_cast<std::uint64_t>(config.first_token * x.dim(1));
     for (std::int64_t i = 0; i < x.numel(); ++i) {
-      const auto s = Signed<Compute<T>>(stream.Bits(first + static_cast<std::uint64_t>(i)));
+      const auto s = SignedJitter<Compute<T>>(stream.Bits(first + static_cast<std::uint64_t>(i)));
       Apply(x.data<T>()[i], 1 + amplitude * s, y.mode, y.tensor.data<T>()[i]);
     }
   });
@@ -57,21 +49,20 @@ void JitterCpu(const Context&, const JitterConfig& config, const Tensor& step, c
                const Output& y) {
   DispatchFloat(kOp, x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const RandomStream stream = StreamOf(config, step);
+    const RandomStream stream = JitterStream(config, *step.data<std::int64_t>());
     const auto amplitude = static_cast<Compute<T>>(config.amplitude);
     const std::int64_t first = config.first_token * x.dim(1);  // of the global batch
     const std::int64_t end = first + x.numel();
-    constexpr std::int64_t kWords = 4;
-    const std::int64_t first_block = first / kWords;
-    const std::int64_t blocks = (end + kWords - 1) / kWords - first_block;
+    const std::int64_t first_block = first / kJitterWords;
+    const std::int64_t blocks = (end + kJitterWords - 1) / kJitterWords - first_block;
     const T* in = x.data<T>();
     T* out = y.tensor.data<T>();
     ParallelFor(x.numel() == 0 ? 0 : blocks, 1 << 10, [&](std::int64_t b) {
-      const std::int64_t at = (first_block + b) * kWords;
+      const std::int64_t at = (first_block + b) * kJitterWords;
       const PhiloxBlock words = stream.Block(static_cast<std::uint64_t>(first_block + b));
-      for (std::int64_t k = std::max<std::int64_t>(0, first - at); k < std::min(kWords, end - at);
-           ++k) {
-        const auto s = Signed<Compute<T>>(words[static_cast<std::size_t>(k)]);
+      for (std::int64_t k = std::max<std::int64_t>(0, first - at);
+           k < std::min(kJitterWords, end - at); ++k) {
+        const auto s = SignedJitter<Compute<T>>(words[static_cast<std::size_t>(k)]);
         Apply(in[at + k - first], 1 + amplitude * s, y.mode, out[at + k - first]);
       }
     });
@@ -81,9 +72,9 @@ void JitterCpu(const Context&, const JitterConfig& config, const Tensor& step, c
 }  // namespace
 
 std::span<const JitterImpl> JitterImpls() {
-  static constexpr JitterImpl kList[] = {{"cpu", Supports, JitterCpu},
-                                         {"ref", Supports, JitterRef}};
-  return kList;
+  static const JitterImpl list[] = {
+      kJitterCuda, {"cpu", Supports, JitterCpu}, {"ref", Supports, JitterRef}};
+  return list;
 }
 
 void Jitter(const Context& ctx, const JitterConfig& config, const Tensor& step, const Tensor& x,
