@@ -4,6 +4,7 @@
 #include "cistron/ops/activation/scaled_activation_impls.h"
 #include "cistron/ops/cuda/supports.h"
 #include "cistron/ops/embedding/embedding_impls.h"
+#include "cistron/ops/grouped_bias/grouped_bias_impls.h"
 #include "cistron/ops/jitter/jitter_impls.h"
 #include "cistron/ops/norm/norm_impls.h"
 #include "cistron/ops/optimizer/adamw_impls.h"
@@ -23,6 +24,8 @@ constinit const ScaledActivationImpl kScaledActivationCuda = {
 constinit const AdamWImpl kAdamWCuda = {"cuda", SupportsAdamWOnCuda, {}, DeviceType::kCuda};
 constinit const EmbeddingImpl kEmbeddingCuda = {
     "cuda", FloatsOnCuda<EmbeddingProblem>, {}, DeviceType::kCuda};
+constinit const GroupedBiasImpl kGroupedBiasCuda = {
+    "cuda", FloatsOnCuda<GroupedBiasProblem>, {}, DeviceType::kCuda};
 constinit const JitterImpl kJitterCuda = {
     "cuda", FloatsOnCuda<JitterProblem>, {}, DeviceType::kCuda};
 constinit const ReduceImpl kReduceCuda = {

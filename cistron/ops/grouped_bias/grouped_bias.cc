@@ -1,13 +1,12 @@
-// grouped_bias: checks, choice, and its one implementation. Plain loops over contiguous rows, which
-// the compiler vectorises: the op moves few bytes beside the product that it follows.
+// grouped_bias: checks, choice, and its one implementation on the CPU. Plain loops over contiguous
+// rows, which the compiler vectorises: the op moves few bytes beside the product that it follows.
 #include "cistron/ops/grouped_bias/grouped_bias.h"
 
-#include <algorithm>
-#include <array>
 #include <vector>
 
 #include "cistron/base/threads.h"
 #include "cistron/ops/check_tensor.h"
+#include "cistron/ops/grouped_bias/grouped_bias_impls.h"
 #include "cistron/ops/split_sizes.h"
 
 namespace cistron::ops {
@@ -69,15 +68,16 @@ void BackwardTyped(const Tensor& dy, const Tensor& bias, const Tensor& row_scale
   });
 }
 
-void RunForward(const Tensor& bias, const Tensor& row_scale, std::span<const std::int64_t> offsets,
-                const Tensor& y) {
+void RunForward(const Context&, const Tensor& bias, const Tensor& row_scale,
+                const Tensor& split_sizes, const Tensor& y) {
+  const auto offsets = RowOffsets("grouped_bias", split_sizes, y.dim(0));
   DispatchFloat("grouped_bias", y.dtype(), [&](auto tag) {
     ForwardTyped<typename decltype(tag)::type>(bias, row_scale, offsets, y);
   });
 }
-void RunBackward(const Tensor& dy, const Tensor& bias, const Tensor& row_scale,
-                 std::span<const std::int64_t> offsets, const Output& dbias,
-                 const Output& drow_scale) {
+void RunBackward(const Context&, const Tensor& dy, const Tensor& bias, const Tensor& row_scale,
+                 const Tensor& split_sizes, const Output& dbias, const Output& drow_scale) {
+  const auto offsets = RowOffsets("grouped_bias", split_sizes, dy.dim(0));
   DispatchFloat("grouped_bias", dy.dtype(), [&](auto tag) {
     BackwardTyped<typename decltype(tag)::type>(dy, bias, row_scale, offsets, dbias, drow_scale);
   });
@@ -88,19 +88,18 @@ Support Supports(const GroupedBiasProblem& p) {
   return ok ? Support::Yes() : Support::No(fmt::format("dtype {}", Name(p.dtype)));
 }
 
-// Checks what both directions share and returns the row offsets.
-std::vector<std::int64_t> Check(const Tensor& rows, const Tensor& bias, const Tensor& row_scale,
-                                const Tensor& split_sizes) {
+// Checks what both directions share.
+void Check(const Tensor& rows, const Tensor& bias, const Tensor& row_scale,
+           const Tensor& split_sizes) {
   CISTRON_CHECK(rows && rows.rank() == 2 && rows.IsContiguous() && bias && bias.rank() == 2,
                 "grouped_bias: the rows are {} and the bias {}; expected contiguous [M, N] and "
                 "[E, N]",
                 Describe(rows), Describe(bias));
-  auto offsets = RowOffsets("grouped_bias", split_sizes, rows.dim(0));
+  CheckSplitSizes("grouped_bias", split_sizes, rows.dim(0));
   CheckTensor("grouped_bias", "bias", bias, {split_sizes.dim(0), rows.dim(1)}, rows.dtype());
   if (row_scale) {
     CheckTensor("grouped_bias", "row_scale", row_scale, {rows.dim(0)}, ComputeType(rows.dtype()));
   }
-  return offsets;
 }
 
 const GroupedBiasRun& Choose(const Context& ctx, const Tensor& rows, const Tensor& bias) {
@@ -111,27 +110,27 @@ const GroupedBiasRun& Choose(const Context& ctx, const Tensor& rows, const Tenso
 }  // namespace
 
 std::span<const GroupedBiasImpl> GroupedBiasImpls() {
-  static constexpr std::array kImpls = {
-      GroupedBiasImpl{"ref", Supports, {RunForward, RunBackward}}};
-  return kImpls;
+  static const GroupedBiasImpl list[] = {kGroupedBiasCuda,
+                                         {"ref", Supports, {RunForward, RunBackward}}};
+  return list;
 }
 
 void GroupedBiasForward(const Context& ctx, const Tensor& bias, const Tensor& row_scale,
                         const Tensor& split_sizes, const Tensor& y) {
-  const auto offsets = Check(y, bias, row_scale, split_sizes);
-  Choose(ctx, y, bias).forward(bias, row_scale, offsets, y);
+  Check(y, bias, row_scale, split_sizes);
+  Choose(ctx, y, bias).forward(ctx, bias, row_scale, split_sizes, y);
 }
 
 void GroupedBiasBackward(const Context& ctx, const Tensor& dy, const Tensor& bias,
                          const Tensor& row_scale, const Tensor& split_sizes, const Output& dbias,
                          const Output& drow_scale) {
-  const auto offsets = Check(dy, bias, row_scale, split_sizes);
+  Check(dy, bias, row_scale, split_sizes);
   const DType compute = ComputeType(dy.dtype());
   if (dbias) CheckTensor("grouped_bias", "dbias", dbias.tensor, bias.shape(), compute);
   if (drow_scale) {
     CheckTensor("grouped_bias", "drow_scale", drow_scale.tensor, {dy.dim(0)}, compute);
   }
-  Choose(ctx, dy, bias).backward(dy, bias, row_scale, offsets, dbias, drow_scale);
+  Choose(ctx, dy, bias).backward(ctx, dy, bias, row_scale, split_sizes, dbias, drow_scale);
 }
 
 }  // namespace cistron::ops
