@@ -45,13 +45,6 @@ ops::AttentionConfig AttentionOf(const MixtralConfig& c) {
           .window = c.sliding_window.value_or(0)};
 }
 
-// to[e] += Σ over rows of from[·, e], integers.
-void AddCounts(const Tensor& from, const Tensor& to) {
-  const auto source = from.span<std::int64_t>();
-  const auto target = to.span<std::int64_t>();
-  for (std::size_t i = 0; i < source.size(); ++i) target[i % target.size()] += source[i];
-}
-
 struct DecoderLayer {
   DecoderLayer(nn::ParameterStore& store, nn::TokenDispatcher& dispatcher, const MixtralConfig& c,
                std::int64_t layer, const std::string& prefix,
@@ -193,8 +186,9 @@ struct Mixtral::State {
     std::vector<ops::RouterOutputs> stats;
     for (std::size_t i = 0; i < layers.size(); ++i) {
       const ops::RouterOutputs& r = pass.routing[i].router;
-      AddCounts(r.counts, sums.expert_counts.Select(static_cast<std::int64_t>(i)));
-      AddCounts(r.nonfinite_tokens, sums.nonfinite_tokens.Select(static_cast<std::int64_t>(i)));
+      ops::AddCounts(ctx, r.counts, sums.expert_counts.Select(static_cast<std::int64_t>(i)));
+      ops::AddCounts(ctx, r.nonfinite_tokens,
+                     sums.nonfinite_tokens.Select(static_cast<std::int64_t>(i)));
       if (config.aux_scope == AuxScope::kBatch) {
         reducer->Sum(r.counts);
         reducer->Sum(r.score_sums);
@@ -270,8 +264,8 @@ void Mixtral::UpdateExpertBias(const LossSums& sums) {
   const Tensor counts = sums.expert_counts.Clone();
   s.reducer->Sum(counts);
   for (std::size_t i = 0; i < s.layers.size(); ++i) {
-    nn::UpdateExpertBias(counts.Select(static_cast<std::int64_t>(i)),
-                         s.config.moe_router_bias_update_rate, s.layers[i].moe.expert_bias());
+    ops::UpdateExpertBias(s.ctx, counts.Select(static_cast<std::int64_t>(i)),
+                          s.config.moe_router_bias_update_rate, s.layers[i].moe.expert_bias());
   }
 }
 

@@ -230,28 +230,6 @@ TEST(MoeLayer, SharedExpertIsAnExpertThatAllTokensUse) {
             1u);  // it fuses
 }
 
-// Closed form: u·sign(mean − count), with the comparison exact; equal counts do not move.
-TEST(ExpertBias, ClosedForm) {
-  const std::vector<std::int64_t> counts = {5, 3, 2, 2};  // mean 3
-  for (const DType dtype : {DType::kF32, DType::kF64}) {
-    const Tensor bias = Tensor::Zeros({4}, dtype);
-    for (int step = 0; step < 3; ++step) {
-      UpdateExpertBias(Tensor::FromSpan<std::int64_t>({4}, counts), 0.25, bias);
-    }
-    const double expected[] = {-0.75, 0, 0.75, 0.75};
-    for (std::int64_t e = 0; e < 4; ++e) EXPECT_EQ(ElementAsDouble(bias, e), expected[e]);
-  }
-  // Beyond 2^53 a mean in floating point would not tell.
-  const std::vector<std::int64_t> large = {(std::int64_t{1} << 60) + 1, std::int64_t{1} << 60};
-  const Tensor bias = Tensor::Zeros({2}, DType::kF32);
-  UpdateExpertBias(Tensor::FromSpan<std::int64_t>({2}, large), 1, bias);
-  EXPECT_EQ(bias.data<float>()[0], -1);
-  EXPECT_EQ(bias.data<float>()[1], 1);
-  EXPECT_THROW(UpdateExpertBias(Tensor::FromSpan<std::int64_t>({2}, large), 1,
-                                Tensor::Zeros({3}, DType::kF32)),
-               Error);
-}
-
 TEST(RouterZLoss, IsTheMeanOverTheTokensOfTheGlobalBatch) {
   ops::RouterOutputs layer;
   const std::vector<double> sums = {3, 5};

@@ -5,6 +5,7 @@
 #include "cistron/ops/activation/activation.h"
 #include "cistron/ops/activation/scaled_activation.h"
 #include "cistron/ops/attention/attention.h"
+#include "cistron/ops/balance_loss/balance_loss.h"
 #include "cistron/ops/cross_entropy/cross_entropy.h"
 #include "cistron/ops/embedding/embedding.h"
 #include "cistron/ops/gemm/gemm.h"
@@ -175,6 +176,12 @@ std::vector<SupportRow> SupportMatrix() {
       "router", kBoth, RouterImpls(),
       [](DType t) {
         return RouterProblem{t, {.num_experts = kExperts, .top_k = kTopK}, kTokens};
+      },
+      rows);
+  Ask(
+      "balance_loss", kBoth, BalanceLossImpls(),
+      [](DType t) {
+        return BalanceLossProblem{t, kExperts};
       },
       rows);
   Ask(

@@ -2,6 +2,7 @@
 // never run, because no context of a CUDA device can be made.
 #include "cistron/ops/activation/activation_impls.h"
 #include "cistron/ops/activation/scaled_activation_impls.h"
+#include "cistron/ops/balance_loss/balance_loss_impls.h"
 #include "cistron/ops/cuda/supports.h"
 #include "cistron/ops/embedding/embedding_impls.h"
 #include "cistron/ops/grouped_bias/grouped_bias_impls.h"
@@ -22,6 +23,8 @@ constinit const ScaledActivationImpl kScaledActivationCuda = {
     "cuda", FloatsOnCuda<ScaledActivationProblem>, {}, DeviceType::kCuda};
 }  // namespace internal
 constinit const AdamWImpl kAdamWCuda = {"cuda", SupportsAdamWOnCuda, {}, DeviceType::kCuda};
+constinit const BalanceLossImpl kBalanceLossCuda = {
+    "cuda", FloatsOnCuda<BalanceLossProblem>, {}, DeviceType::kCuda};
 constinit const EmbeddingImpl kEmbeddingCuda = {
     "cuda", FloatsOnCuda<EmbeddingProblem>, {}, DeviceType::kCuda};
 constinit const GroupedBiasImpl kGroupedBiasCuda = {
