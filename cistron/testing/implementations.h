@@ -5,6 +5,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "cistron/base/threads.h"
 #include "cistron/ops/context.h"
@@ -43,6 +44,24 @@ void ForEachImplementation(std::span<const ops::Implementation<Problem, Run>> li
     }
   }
   EXPECT_GT(run, 0) << "no implementation supports the problem";
+}
+
+// The context of one implementation, for tests that go through a list by themselves; HasCuda() must
+// hold for one of a GPU.
+template <class Problem, class Run>
+ops::Context ContextOf(const ops::Implementation<Problem, Run>& implementation) {
+  return (implementation.device == DeviceType::kCuda ? CudaContext() : ops::Context())
+      .WithImpl(implementation.name);
+}
+// The implementations of `list` that can run here.
+template <class Problem, class Run>
+std::vector<ops::Implementation<Problem, Run>> RunnableImplementations(
+    std::span<const ops::Implementation<Problem, Run>> list) {
+  std::vector<ops::Implementation<Problem, Run>> runnable;
+  for (const auto& implementation : list) {
+    if (implementation.device == DeviceType::kCpu || HasCuda()) runnable.push_back(implementation);
+  }
+  return runnable;
 }
 
 // Sets the number of threads and restores it.

@@ -9,12 +9,16 @@
 #include "cistron/ops/jitter/jitter_impls.h"
 #include "cistron/ops/norm/norm_impls.h"
 #include "cistron/ops/optimizer/adamw_impls.h"
+#include "cistron/ops/gemm/gemm_impls.h"
+#include "cistron/ops/gemm/gemm_supports_cuda.h"
+#include "cistron/ops/grouped_gemm/grouped_gemm_impls.h"
 #include "cistron/ops/reduce/reduce_impls.h"
 #include "cistron/ops/rope/rope_impls.h"
 
 namespace cistron::ops {
 
 using internal::FloatsOnCuda;
+using internal::GemmCudaSupports;
 
 namespace internal {
 constinit const SwiGluImpl kSwiGluCuda = {
@@ -31,6 +35,11 @@ constinit const GroupedBiasImpl kGroupedBiasCuda = {
     "cuda", FloatsOnCuda<GroupedBiasProblem>, {}, DeviceType::kCuda};
 constinit const JitterImpl kJitterCuda = {
     "cuda", FloatsOnCuda<JitterProblem>, {}, DeviceType::kCuda};
+constinit const GemmImpl kGemmCublas = {
+    "cublas", GemmCudaSupports<GemmProblem>, {}, DeviceType::kCuda};
+constinit const GemmImpl kGemmCuda = {"cuda", GemmCudaSupports<GemmProblem>, {}, DeviceType::kCuda};
+constinit const GroupedGemmImpl kGroupedGemmCuda = {
+    "cuda", GemmCudaSupports<GroupedGemmProblem>, {}, DeviceType::kCuda};
 constinit const ReduceImpl kReduceCuda = {
     "cuda", FloatsOnCuda<ReduceProblem>, {}, DeviceType::kCuda};
 RmsNormImpl CudaRmsNorm() {

@@ -5,11 +5,6 @@
 namespace cistron::ops {
 namespace {
 
-constexpr GemmImpl kImpls[] = {
-    {"cpu", internal::GemmCpuSupports, {internal::GemmCpu}},
-    {"ref", internal::GemmRefSupports, {internal::GemmRef}},
-};
-
 void CheckMatrix(const char* name, const Tensor& t) {
   CISTRON_CHECK(t && t.rank() == 2, "gemm: {} is {}, expected a matrix", name, Describe(t));
   CISTRON_CHECK(t.dim(1) <= 1 || t.stride(1) == 1,
@@ -36,13 +31,19 @@ void Gemm(const Context& ctx, const Tensor& a, Transpose trans_a, const Tensor& 
                     (c.tensor.dtype() == a.dtype() || c.tensor.dtype() == ComputeType(a.dtype())),
                 "gemm: dtypes do not fit: a {}, b {}, c {}", Describe(a), Describe(b),
                 Describe(c.tensor));
-  const GemmRun& run = Select<GemmProblem, GemmRun>(ctx, "gemm", kImpls, problem);
+  const GemmRun& run = Select(ctx, "gemm", GemmImpls(), problem);
   if (problem.m == 0 || problem.n == 0) return;
   run.run(ctx, problem, a, b, c);
 }
 
 std::span<const GemmImpl> GemmImpls() {
-  return kImpls;
+  static const GemmImpl list[] = {
+      kGemmCublas,
+      kGemmCuda,
+      {"cpu", internal::GemmCpuSupports, {internal::GemmCpu}},
+      {"ref", internal::GemmRefSupports, {internal::GemmRef}},
+  };
+  return list;
 }
 
 }  // namespace cistron::ops

@@ -3,7 +3,12 @@
 
 #include "cistron/ops/gemm/gemm.h"
 
-namespace cistron::ops::internal {
+namespace cistron::ops {
+
+extern const GemmImpl kGemmCublas;
+extern const GemmImpl kGemmCuda;
+
+namespace internal {
 
 // Scalar reference: f64, f32, bf16.
 Support GemmRefSupports(const GemmProblem& problem);
@@ -18,4 +23,5 @@ void GemmCpu(const Context& ctx, const GemmProblem& problem, const Tensor& a, co
 // Whether GemmCpu multiplies bf16 natively; otherwise it widens to f32 first.
 bool HasBf16Product();
 
-}  // namespace cistron::ops::internal
+}  // namespace internal
+}  // namespace cistron::ops

@@ -10,6 +10,7 @@
 #include "cistron/ops/gemm/gemm_cases.h"
 #include "cistron/ops/gemm/transpose.h"
 #include "cistron/testing/gradient_check.h"
+#include "cistron/testing/implementations.h"
 #include "cistron/testing/instruction_set.h"
 #include "cistron/testing/poison.h"
 #include "cistron/testing/random.h"
@@ -47,8 +48,8 @@ constexpr Types kTypes[] = {{DType::kF64, DType::kF64},
                             {DType::kBF16, DType::kBF16},
                             {DType::kBF16, DType::kF32}};
 
-void CheckCase(const char* impl, const GemmCase& test, Types types, WriteMode mode) {
-  SCOPED_TRACE(fmt::format("{} {} {}->{} {} seed {}", impl, test.name, Name(types.in),
+void CheckCase(const GemmImpl& impl, const GemmCase& test, Types types, WriteMode mode) {
+  SCOPED_TRACE(fmt::format("{} {} {}->{} {} seed {}", impl.name, test.name, Name(types.in),
                            Name(types.out), mode == WriteMode::kWrite ? "write" : "accumulate",
                            testing::TestSeed()));
   const Tensor a = testing::Normal(Stored(test.m, test.k, test.trans_a), types.in, "a");
@@ -58,7 +59,7 @@ void CheckCase(const char* impl, const GemmCase& test, Types types, WriteMode mo
                                   : Tensor::Zeros({test.m, test.n}, types.out);
   const Strided sa(a), sb(b), c({test.m, test.n}, types.out);
   if (accumulate) c.Assign(start);
-  Gemm(Context().WithImpl(impl), sa.view, test.trans_a, sb.view, test.trans_b, {c.view, mode});
+  Gemm(testing::ContextOf(impl), sa.view, test.trans_a, sb.view, test.trans_b, {c.view, mode});
   EXPECT_TRUE(c.SurroundingsUntouched());
 
   const Tensor expected = Exact(test, a, b, start);
@@ -79,17 +80,17 @@ bool Runs(const GemmImpl& impl, const GemmCase& test, Types types) {
 
 TEST(Gemm, CasesAgreeWithExactProduct) {
   int checked = 0;
-  for (const GemmImpl& impl : GemmImpls()) {
+  for (const GemmImpl& impl : testing::RunnableImplementations(GemmImpls())) {
     for (const GemmCase& test : kGemmCases) {
       for (const Types types : kTypes) {
         if (!Runs(impl, test, types)) continue;
-        CheckCase(impl.name.data(), test, types, WriteMode::kWrite);
-        CheckCase(impl.name.data(), test, types, WriteMode::kAccumulate);
-        ++checked;
+        CheckCase(impl, test, types, WriteMode::kWrite);
+        CheckCase(impl, test, types, WriteMode::kAccumulate);
+        if (impl.device == DeviceType::kCpu) ++checked;
       }
     }
   }
-  // Both implementations, f32 and two bf16 results in each; f64 in the reference.
+  // Both implementations of the CPU, f32 and two bf16 results in each; f64 in the reference.
   EXPECT_EQ(checked, static_cast<int>(std::size(kGemmCases)) * 7);
 }
 
@@ -115,19 +116,19 @@ TEST(Transpose, EverySizeOnEveryInstructionSet) {
 
 // NaN and Inf of an operand reach exactly the results that use them.
 TEST(Gemm, NanAndInfPropagate) {
-  for (const char* impl : {"cpu", "ref"}) {
+  for (const GemmImpl& impl : testing::RunnableImplementations(GemmImpls())) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const Tensor a = testing::Normal({20, 24}, DType::kF32, "a");
       const Tensor b = testing::Normal({18, 24}, DType::kF32, "b");
       a.data<float>()[3 * 24 + 5] = std::numeric_limits<float>::quiet_NaN();
       a.data<float>()[7 * 24 + 2] = std::numeric_limits<float>::infinity();
       const Tensor c = Tensor::Empty({20, 18}, DType::kF32);
-      Gemm(Context().WithImpl(impl), ConvertTo(a, dtype), Transpose::kNo, ConvertTo(b, dtype),
+      Gemm(testing::ContextOf(impl), ConvertTo(a, dtype), Transpose::kNo, ConvertTo(b, dtype),
            Transpose::kYes, Write(c));
       for (std::int64_t i = 0; i < c.numel(); ++i) {
         const float v = c.data<float>()[i];
-        EXPECT_EQ(std::isnan(v), i / 18 == 3) << impl << " element " << i;
-        EXPECT_EQ(std::isinf(v), i / 18 == 7) << impl << " element " << i;
+        EXPECT_EQ(std::isnan(v), i / 18 == 3) << impl.name << " element " << i;
+        EXPECT_EQ(std::isinf(v), i / 18 == 7) << impl.name << " element " << i;
       }
     }
   }
@@ -137,12 +138,15 @@ TEST(Gemm, NanAndInfPropagate) {
 TEST(Gemm, Atomics) {
   const Tensor a = testing::Normal({300, 200}, DType::kF32, "a");
   const Tensor b = testing::Normal({130, 200}, DType::kF32, "b");
-  const Tensor first = Tensor::Empty({300, 130}, DType::kF32);
-  Gemm(Context(), a, Transpose::kNo, b, Transpose::kYes, Write(first));
-  for (int repeat = 0; repeat < 20; ++repeat) {
-    const Tensor again = Tensor::Empty({300, 130}, DType::kF32);
-    Gemm(Context(), a, Transpose::kNo, b, Transpose::kYes, Write(again));
-    ASSERT_TRUE(Agrees(check::CompareBitwise("gemm.c", again, first)));
+  for (const GemmImpl& impl : testing::RunnableImplementations(GemmImpls())) {
+    const Context ctx = testing::ContextOf(impl);
+    const Tensor first = Tensor::Empty({300, 130}, DType::kF32);
+    Gemm(ctx, a, Transpose::kNo, b, Transpose::kYes, Write(first));
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      const Tensor again = Tensor::Empty({300, 130}, DType::kF32);
+      Gemm(ctx, a, Transpose::kNo, b, Transpose::kYes, Write(again));
+      ASSERT_TRUE(Agrees(check::CompareBitwise("gemm.c", again, first)));
+    }
   }
 }
 

@@ -9,7 +9,9 @@
 // An empty group's dw is written as zeros in Write and left alone in Accumulate. Dtypes: as gemm
 // (f64, f32, bf16; dw f32 for bf16 operands, or bf16). split_sizes i64 [E]. Errors:
 // kInvalidArgument with the values when shapes do not fit, a count is negative, or the counts
-//         sum to more than the rows.
+//         sum to more than the rows. Counts on a device are not read by the host: its kernels cut a
+//         negative count to 0 and counts beyond the rows to those that there are, and dy's counts
+//         stand for x's.
 #pragma once
 
 #include "cistron/ops/context.h"

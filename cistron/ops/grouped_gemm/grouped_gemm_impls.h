@@ -3,7 +3,11 @@
 
 #include "cistron/ops/grouped_gemm/grouped_gemm.h"
 
-namespace cistron::ops::internal {
+namespace cistron::ops {
+
+extern const GroupedGemmImpl kGroupedGemmCuda;
+
+namespace internal {
 
 // Scalar reference: f64, f32, bf16. One reference product a group.
 Support GroupedGemmRefSupports(const GroupedGemmProblem& problem);
@@ -15,4 +19,5 @@ Support GroupedGemmCpuSupports(const GroupedGemmProblem& problem);
 void GroupedGemmCpu(const Context& ctx, const GroupedGemmProblem& problem,
                     const Tensor& split_sizes, const Tensor& a, const Tensor& b, const Output& c);
 
-}  // namespace cistron::ops::internal
+}  // namespace internal
+}  // namespace cistron::ops

@@ -11,6 +11,7 @@
 #include "cistron/ops/grouped_gemm/grouped_gemm_cases.h"
 #include "cistron/ops/grouped_gemm/grouped_tasks.h"
 #include "cistron/testing/gradient_check.h"
+#include "cistron/testing/implementations.h"
 #include "cistron/testing/poison.h"
 #include "cistron/testing/random.h"
 #include "cistron/testing/strided.h"
@@ -24,7 +25,11 @@ using testing::Strided;
 constexpr GroupedGemmKind kKinds[] = {GroupedGemmKind::kForward, GroupedGemmKind::kDgrad,
                                       GroupedGemmKind::kWgrad};
 constexpr WriteMode kModes[] = {WriteMode::kWrite, WriteMode::kAccumulate};
-constexpr const char* kImplNames[] = {"cpu", "ref"};
+
+// What runs on this machine; every test goes through all of it.
+std::vector<GroupedGemmImpl> Impls() {
+  return testing::RunnableImplementations(GroupedGemmImpls());
+}
 
 struct Types {
   DType in, out;
@@ -101,11 +106,12 @@ Strided Padded(const Tensor& values, std::int64_t rows_beyond) {
   return padded;
 }
 
-void CheckCase(const char* impl, GroupedGemmKind kind, const GroupedGemmCase& test, Types types,
-               WriteMode mode) {
-  SCOPED_TRACE(fmt::format(
-      "{} {} kind {} {}->{} {} seed {}", impl, test.name, static_cast<int>(kind), Name(types.in),
-      Name(types.out), mode == WriteMode::kWrite ? "write" : "accumulate", testing::TestSeed()));
+void CheckCase(const GroupedGemmImpl& impl, GroupedGemmKind kind, const GroupedGemmCase& test,
+               Types types, WriteMode mode) {
+  SCOPED_TRACE(fmt::format("{} {} kind {} {}->{} {} seed {}", impl.name, test.name,
+                           static_cast<int>(kind), Name(types.in), Name(types.out),
+                           mode == WriteMode::kWrite ? "write" : "accumulate",
+                           testing::TestSeed()));
   const bool wgrad = kind == GroupedGemmKind::kWgrad;
   const Operands operands = MakeOperands(kind, test, types.in);
   const Tensor splits = Splits(test.split_sizes);
@@ -119,13 +125,13 @@ void CheckCase(const char* impl, GroupedGemmKind kind, const GroupedGemmCase& te
     // A row more than the weight has, poisoned: dw ends with its last expert.
     const testing::PaddedTensor c = testing::MakePadded(operands.c, types.out, 1);
     if (mode == WriteMode::kAccumulate) Convert(start, c.used);
-    RunKind(Context().WithImpl(impl), kind, splits, a.view, b.view, {c.used, mode});
+    RunKind(testing::ContextOf(impl), kind, splits, a.view, b.view, {c.used, mode});
     EXPECT_TRUE(testing::IsPoisoned(c.tail));
     got = c.used;
   } else {
     Strided c({operands.c[0] + test.rows_beyond, operands.c[1]}, types.out);
     if (mode == WriteMode::kAccumulate) c.Assign(start);
-    RunKind(Context().WithImpl(impl), kind, splits, a.view, operands.b, {c.view, mode});
+    RunKind(testing::ContextOf(impl), kind, splits, a.view, operands.b, {c.view, mode});
     EXPECT_TRUE(c.UntouchedBeyond(operands.c[0]));
     got = c.Values().Slice(0, 0, operands.c[0]);
   }
@@ -144,14 +150,14 @@ void CheckCase(const char* impl, GroupedGemmKind kind, const GroupedGemmCase& te
 
 TEST(GroupedGemm, CasesAgreeWithExactProducts) {
   int checked = 0;
-  for (const GroupedGemmImpl& impl : GroupedGemmImpls()) {
+  for (const GroupedGemmImpl& impl : Impls()) {
     for (const GroupedGemmCase& test : GroupedGemmCases()) {
       for (const Types types : kTypes) {
         for (const GroupedGemmKind kind : kKinds) {
           if (!impl.supports({kind, types.in, types.out, 1, 1, test.n, test.k})) continue;
           for (const WriteMode mode : kModes) {
-            CheckCase(impl.name.data(), kind, test, types, mode);
-            ++checked;
+            CheckCase(impl, kind, test, types, mode);
+            if (impl.device == DeviceType::kCpu) ++checked;
           }
         }
       }
@@ -168,7 +174,7 @@ void CheckNamed(const char* name) {
     found = true;
     for (const GroupedGemmKind kind : kKinds) {
       for (const WriteMode mode : kModes) {
-        for (const char* impl : kImplNames) {
+        for (const GroupedGemmImpl& impl : Impls()) {
           CheckCase(impl, kind, test, {DType::kF32, DType::kF32}, mode);
           CheckCase(impl, kind, test, {DType::kBF16, DType::kF32}, mode);
         }
@@ -184,14 +190,14 @@ TEST(GroupedGemm, ZeroTokenExpert) {
        {"first group empty", "middle group empty", "last group empty", "all groups empty"}) {
     CheckNamed(name);
   }
-  for (const char* impl : kImplNames) {
+  for (const GroupedGemmImpl& impl : Impls()) {
     for (const Types types : {Types{DType::kF32, DType::kF32}, Types{DType::kBF16, DType::kBF16}}) {
       const Tensor splits = Splits({3, 0, 2});
       const Tensor dy = testing::Normal({5, 4}, types.in, "dy");
       const Tensor x = testing::Normal({5, 6}, types.in, "x");
       const Tensor dw = Tensor::Empty({3, 4, 6}, types.out);
       FillPoison(dw);
-      const Context ctx = Context().WithImpl(impl);
+      const Context ctx = testing::ContextOf(impl);
       GroupedGemmWgrad(ctx, {dy, splits}, {x, splits}, Write(dw));
       EXPECT_TRUE(
           Agrees(check::CompareBitwise("dw", dw.Select(1), Tensor::Zeros({4, 6}, types.out))));
@@ -217,7 +223,7 @@ TEST(GroupedGemm, PaddedTail) {
   const GroupedGemmCase test{"padded tail", {3, 1}, 16, 8, 60};
   for (const GroupedGemmKind kind : kKinds) {
     for (const WriteMode mode : kModes) {
-      for (const char* impl : kImplNames) {
+      for (const GroupedGemmImpl& impl : Impls()) {
         CheckCase(impl, kind, test, {DType::kF32, DType::kF32}, mode);
         CheckCase(impl, kind, test, {DType::kBF16, DType::kBF16}, mode);
       }
@@ -231,8 +237,8 @@ TEST(GroupedGemm, TileCrossesGroup) {
   const Tensor splits = Splits(sizes);
   const std::int64_t rows = Sum(sizes), n = 48, k = 40;
   const Tensor w = testing::Normal({5, n, k}, DType::kF32, "w");
-  for (const char* impl : kImplNames) {
-    const Context ctx = Context().WithImpl(impl);
+  for (const GroupedGemmImpl& impl : Impls()) {
+    const Context ctx = testing::ContextOf(impl);
     std::int64_t first = 0;
     for (std::size_t e = 0; e < sizes.size(); first += sizes[e++]) {
       const Tensor x = Tensor::Empty({rows, k}, DType::kF32);
@@ -260,8 +266,11 @@ TEST(GroupedGemm, ManyExperts) {
     const Tensor splits = testing::RandomSplit(groups, groups * 3, "splits");
     for (const std::int64_t size : splits.span<std::int64_t>()) test.split_sizes.push_back(size);
     for (const GroupedGemmKind kind : kKinds) {
-      CheckCase("cpu", kind, test, {DType::kF32, DType::kF32}, WriteMode::kWrite);
-      CheckCase("cpu", kind, test, {DType::kF32, DType::kF32}, WriteMode::kAccumulate);
+      for (const GroupedGemmImpl& impl : Impls()) {
+        if (impl.name == "ref") continue;
+        CheckCase(impl, kind, test, {DType::kF32, DType::kF32}, WriteMode::kWrite);
+        CheckCase(impl, kind, test, {DType::kF32, DType::kF32}, WriteMode::kAccumulate);
+      }
     }
   }
 }
@@ -270,14 +279,17 @@ TEST(GroupedGemm, ManyExperts) {
 TEST(GroupedGemm, Atomics) {
   const GroupedGemmCase test{"atomics", {211, 0, 77, 34, 150, 8}, 160, 96};
   const Tensor splits = Splits(test.split_sizes);
-  for (const GroupedGemmKind kind : kKinds) {
-    const Operands operands = MakeOperands(kind, test, DType::kF32);
-    const Tensor first = Tensor::Empty(operands.c, DType::kF32);
-    RunKind(Context(), kind, splits, operands.a, operands.b, Write(first));
-    for (int repeat = 0; repeat < 10; ++repeat) {
-      const Tensor again = Tensor::Empty(operands.c, DType::kF32);
-      RunKind(Context(), kind, splits, operands.a, operands.b, Write(again));
-      ASSERT_TRUE(Agrees(check::CompareBitwise("grouped_gemm", again, first)));
+  for (const GroupedGemmImpl& impl : Impls()) {
+    const Context ctx = testing::ContextOf(impl);
+    for (const GroupedGemmKind kind : kKinds) {
+      const Operands operands = MakeOperands(kind, test, DType::kF32);
+      const Tensor first = Tensor::Empty(operands.c, DType::kF32);
+      RunKind(ctx, kind, splits, operands.a, operands.b, Write(first));
+      for (int repeat = 0; repeat < 10; ++repeat) {
+        const Tensor again = Tensor::Empty(operands.c, DType::kF32);
+        RunKind(ctx, kind, splits, operands.a, operands.b, Write(again));
+        ASSERT_TRUE(Agrees(check::CompareBitwise("grouped_gemm", again, first)));
+      }
     }
   }
 }
