@@ -15,7 +15,8 @@
 // Shapes: x, dx [T, H]; w [V, H], dw [V, H] in the compute type; labels i64 [T]; weights [T] f32 or
 //         undefined (all 1); nll [T] in the compute type.
 // Dtypes: f64, f32, bf16 for x and w; logits and softmax in the compute type.
-// Errors: a label that is neither kIgnoreLabel nor in [0, V), with its position.
+// Errors: a label that is neither kIgnoreLabel nor in [0, V), with its position. Labels on a device
+//         are not read by the host: there the nll of such a token is NaN, and its gradient 0.
 #pragma once
 
 #include "cistron/ops/context.h"

@@ -7,6 +7,7 @@
 
 namespace cistron::ops {
 
+extern const CrossEntropyImpl kCrossEntropyCuda;
 extern const CrossEntropyImpl kCrossEntropyCpu;
 extern const CrossEntropyImpl kCrossEntropyRef;
 
@@ -15,6 +16,12 @@ extern const CrossEntropyImpl kCrossEntropyRef;
 inline std::int64_t CrossEntropyChunk(std::int64_t vocab) {
   const std::int64_t fitting = (std::int64_t{4} << 20) / (4 * vocab);
   return std::clamp<std::int64_t>(fitting, 256, 1024);
+}
+
+// The same on a GPU, which needs more rows at once to be busy: 16 MiB of fp32 logits.
+inline std::int64_t CrossEntropyCudaChunk(std::int64_t vocab) {
+  const std::int64_t fitting = (std::int64_t{16} << 20) / (4 * vocab);
+  return std::clamp<std::int64_t>(fitting, 1024, 4096);
 }
 
 // A chunk of logits [tokens, V] that the CPU kernel turns into nll and gradients.
