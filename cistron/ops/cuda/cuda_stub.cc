@@ -13,6 +13,7 @@
 #include "cistron/ops/gemm/gemm_impls.h"
 #include "cistron/ops/gemm/gemm_supports_cuda.h"
 #include "cistron/ops/grouped_gemm/grouped_gemm_impls.h"
+#include "cistron/ops/permute/permute_impls.h"
 #include "cistron/ops/reduce/reduce_impls.h"
 #include "cistron/ops/rope/rope_impls.h"
 
@@ -43,6 +44,8 @@ constinit const GemmImpl kGemmCublas = {
 constinit const GemmImpl kGemmCuda = {"cuda", GemmCudaSupports<GemmProblem>, {}, DeviceType::kCuda};
 constinit const GroupedGemmImpl kGroupedGemmCuda = {
     "cuda", GemmCudaSupports<GroupedGemmProblem>, {}, DeviceType::kCuda};
+constinit const PermuteImpl kPermuteCuda = {
+    "cuda", FloatsOnCuda<PermuteProblem>, {}, DeviceType::kCuda};
 constinit const ReduceImpl kReduceCuda = {
     "cuda", FloatsOnCuda<ReduceProblem>, {}, DeviceType::kCuda};
 RmsNormImpl CudaRmsNorm() {

@@ -5,15 +5,6 @@
 namespace cistron::ops {
 namespace {
 
-constexpr PermuteImpl kImpls[] = {
-    {"cpu",
-     internal::PermuteCpuSupports,
-     {internal::PermuteCpu, internal::UnpermuteCpu, internal::UnpermuteBackwardCpu}},
-    {"ref",
-     internal::PermuteRefSupports,
-     {internal::PermuteRef, internal::UnpermuteRef, internal::UnpermuteBackwardRef}},
-};
-
 std::int64_t Tokens(const RowMap& map) {
   return map.row_of_slot.dim(0) / map.top_k;
 }
@@ -25,17 +16,32 @@ void CheckMatrix(std::string_view op, const char* name, const Tensor& t) {
                 t.stride(1));
 }
 
+// Rows with an assignment, or 0 where the host cannot read the counts.
+std::int64_t KnownRoutedRows(const RowMap& map) {
+  return OnHost(map.split_sizes) ? internal::RoutedRows(map) : 0;
+}
+
 // x or y [T, H] and rows [M, H] that fit the map.
 PermuteProblem CheckPair(std::string_view op, const RowMap& map, const char* token_name,
                          const Tensor& tokens, const char* rows_name, const Tensor& rows) {
   CheckMatrix(op, token_name, tokens);
   CheckMatrix(op, rows_name, rows);
-  const std::int64_t routed = internal::RoutedRows(map);
+  const std::int64_t routed = KnownRoutedRows(map);
   CISTRON_CHECK(tokens.dim(0) == Tokens(map) && tokens.dim(1) == rows.dim(1) &&
                     tokens.dtype() == rows.dtype() && rows.dim(0) >= routed,
                 "{}: {} {} and {} {} do not fit a map of {} tokens with {} routed rows", op,
                 token_name, Describe(tokens), rows_name, Describe(rows), Tokens(map), routed);
   return {tokens.dtype(), Tokens(map), map.top_k, tokens.dim(1)};
+}
+
+void CheckExperts(const Tensor& experts, std::int64_t num_experts) {
+  const std::span<const std::int32_t> expert = experts.span<std::int32_t>();
+  for (std::size_t s = 0; s < expert.size(); ++s) {
+    const auto k = static_cast<std::size_t>(experts.dim(1));
+    CISTRON_CHECK(expert[s] >= -1 && expert[s] < num_experts,
+                  "row map: token {} slot {} names expert {}, outside [-1, {})", s / k, s % k,
+                  expert[s], num_experts);
+  }
 }
 
 void CheckSlots(std::string_view op, const char* name, const RowMap& map, const Tensor& t,
@@ -47,7 +53,7 @@ void CheckSlots(std::string_view op, const char* name, const RowMap& map, const 
 }
 
 const PermuteRun& Choose(const Context& ctx, const PermuteProblem& problem) {
-  return Select<PermuteProblem, PermuteRun>(ctx, "permute", kImpls, problem);
+  return Select(ctx, "permute", PermuteImpls(), problem);
 }
 
 // One value a slot and one a row, in the same floating dtype.
@@ -56,16 +62,9 @@ void CheckColumn(std::string_view op, const RowMap& map, const Tensor& slots, co
                 op, Describe(slots), Describe(rows));
   CheckSlots(op, "slots", map, slots, slots.dtype());
   CISTRON_CHECK(rows.rank() == 1 && rows.IsContiguous() && rows.dtype() == slots.dtype() &&
-                    rows.dim(0) >= internal::RoutedRows(map),
+                    rows.dim(0) >= KnownRoutedRows(map),
                 "{}: rows is {}, expected {} with at least {} elements", op, Describe(rows),
-                Name(slots.dtype()), internal::RoutedRows(map));
-}
-
-template <class T>
-void Store(T& out, T value, WriteMode mode) {
-  using C = Compute<T>;
-  out = mode == WriteMode::kAccumulate ? static_cast<T>(static_cast<C>(out) + static_cast<C>(value))
-                                       : value;
+                Name(slots.dtype()), KnownRoutedRows(map));
 }
 
 }  // namespace
@@ -79,37 +78,17 @@ std::int64_t RoutedRows(const RowMap& map) {
 }  // namespace internal
 
 RowMap BuildRowMap(const Context& ctx, const Tensor& experts, std::int64_t num_experts) {
-  CISTRON_CHECK(experts && experts.rank() == 2 && experts.dtype() == DType::kI32,
-                "row map: experts is {}, expected i32 [T, K]", Describe(experts));
+  CISTRON_CHECK(
+      experts && experts.rank() == 2 && experts.dtype() == DType::kI32 && experts.IsContiguous(),
+      "row map: experts is {}, expected i32 [T, K]", Describe(experts));
   CISTRON_CHECK(num_experts >= 1 && experts.dim(1) >= 1,
                 "row map: {} experts, top-{}: both must be at least 1", num_experts,
                 experts.dim(1));
   const std::int64_t slots = experts.numel();
   CISTRON_CHECK(slots < (std::int64_t{1} << 31), "row map: {} assignments exceed 2^31 - 1", slots);
-  RowMap map{ctx.Zeros({num_experts}, DType::kI64), ctx.Empty({slots}, DType::kI32),
-             ctx.Empty({slots}, DType::kI32), experts.dim(1)};
-  const std::int32_t* expert = experts.span<std::int32_t>().data();
-  std::int64_t* counts = map.split_sizes.data<std::int64_t>();
-  for (std::int64_t s = 0; s < slots; ++s) {
-    CISTRON_CHECK(expert[s] >= -1 && expert[s] < num_experts,
-                  "row map: token {} slot {} names expert {}, outside [-1, {})", s / map.top_k,
-                  s % map.top_k, expert[s], num_experts);
-    if (expert[s] >= 0) ++counts[expert[s]];
-  }
-  std::vector<std::int32_t> next(static_cast<std::size_t>(num_experts));
-  std::int32_t routed = 0;
-  for (std::int64_t e = 0; e < num_experts; ++e) {
-    next[static_cast<std::size_t>(e)] = routed;
-    routed += static_cast<std::int32_t>(counts[e]);
-  }
-  std::int32_t* row_of_slot = map.row_of_slot.data<std::int32_t>();
-  std::int32_t* slot_of_row = map.slot_of_row.data<std::int32_t>();
-  for (std::int64_t s = 0; s < slots; ++s) {
-    row_of_slot[s] = expert[s] < 0 ? -1 : next[static_cast<std::size_t>(expert[s])]++;
-    if (expert[s] >= 0) slot_of_row[row_of_slot[s]] = static_cast<std::int32_t>(s);
-  }
-  for (std::int64_t r = routed; r < slots; ++r) slot_of_row[r] = -1;
-  return map;
+  if (OnHost(experts)) CheckExperts(experts, num_experts);
+  return Choose(ctx, {DType::kF32, experts.dim(0), experts.dim(1), 1})
+      .build_row_map(ctx, experts, num_experts);
 }
 
 void Permute(const Context& ctx, const RowMap& map, const Tensor& x, const Output& rows) {
@@ -137,33 +116,30 @@ void UnpermuteBackward(const Context& ctx, const RowMap& map, const Tensor& dy, 
   Choose(ctx, problem).unpermute_backward(ctx, map, dy, rows, probs, drows, dprobs);
 }
 
-void PermuteSlots(const Context&, const RowMap& map, const Tensor& slots, const Output& rows) {
+void PermuteSlots(const Context& ctx, const RowMap& map, const Tensor& slots, const Output& rows) {
   CheckColumn("permute slots", map, slots, rows.tensor);
-  const std::int32_t* slot_of_row = map.slot_of_row.data<std::int32_t>();
-  const std::int64_t routed = internal::RoutedRows(map);
-  DispatchFloat("permute slots", slots.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const T* from = slots.data<T>();
-    T* to = rows.tensor.data<T>();
-    for (std::int64_t r = 0; r < routed; ++r) Store(to[r], from[slot_of_row[r]], rows.mode);
-  });
+  Choose(ctx, {slots.dtype(), Tokens(map), map.top_k, 1}).permute_slots(ctx, map, slots, rows);
 }
 
-void UnpermuteSlots(const Context&, const RowMap& map, const Tensor& rows, const Output& slots) {
+void UnpermuteSlots(const Context& ctx, const RowMap& map, const Tensor& rows,
+                    const Output& slots) {
   CheckColumn("unpermute slots", map, slots.tensor, rows);
-  const std::int32_t* row_of_slot = map.row_of_slot.data<std::int32_t>();
-  DispatchFloat("unpermute slots", rows.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const T* from = rows.data<T>();
-    T* to = slots.tensor.data<T>();
-    for (std::int64_t s = 0; s < slots.tensor.numel(); ++s) {
-      Store(to[s], row_of_slot[s] < 0 ? T(0.0f) : from[row_of_slot[s]], slots.mode);
-    }
-  });
+  Choose(ctx, {rows.dtype(), Tokens(map), map.top_k, 1}).unpermute_slots(ctx, map, rows, slots);
 }
 
 std::span<const PermuteImpl> PermuteImpls() {
-  return kImpls;
+  static const PermuteImpl list[] = {
+      kPermuteCuda,
+      {"cpu",
+       internal::PermuteCpuSupports,
+       {internal::BuildRowMapHost, internal::PermuteCpu, internal::UnpermuteCpu,
+        internal::UnpermuteBackwardCpu, internal::PermuteSlotsHost, internal::UnpermuteSlotsHost}},
+      {"ref",
+       internal::PermuteRefSupports,
+       {internal::BuildRowMapHost, internal::PermuteRef, internal::UnpermuteRef,
+        internal::UnpermuteBackwardRef, internal::PermuteSlotsHost, internal::UnpermuteSlotsHost}},
+  };
+  return list;
 }
 
 }  // namespace cistron::ops

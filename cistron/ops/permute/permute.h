@@ -11,7 +11,8 @@
 // Shapes: experts i32 [T, K]; x, y [T, H]; rows [M, H] with M ≥ number of routed slots (T·K at
 // most);
 //         probs, dprobs [T, K] compute type. Rows beyond the routed ones are neither read nor
-//         written.
+//         written. Where the map lies on a device the host does not know their number: assignments
+//         whose row is beyond M are left out there.
 #pragma once
 
 #include "cistron/ops/context.h"
@@ -26,7 +27,8 @@ struct RowMap {
   std::int64_t top_k = 1;
 };
 
-// Stable counting sort of the assignments. Throws when an expert is outside [−1, E).
+// Stable counting sort of the assignments. Throws when an expert is outside [−1, E); where experts
+// lie on a device the host does not read them, and such a slot has no row.
 RowMap BuildRowMap(const Context& ctx, const Tensor& experts, std::int64_t num_experts);
 
 void Permute(const Context& ctx, const RowMap& map, const Tensor& x, const Output& rows);
@@ -44,11 +46,14 @@ struct PermuteProblem {
   std::int64_t tokens, top_k, width;
 };
 struct PermuteRun {
+  RowMap (*build_row_map)(const Context&, const Tensor& experts, std::int64_t num_experts);
   void (*permute)(const Context&, const RowMap&, const Tensor& x, const Output& rows);
   void (*unpermute)(const Context&, const RowMap&, const Tensor& rows, const Tensor& probs,
                     const Output& y);
   void (*unpermute_backward)(const Context&, const RowMap&, const Tensor& dy, const Tensor& rows,
                              const Tensor& probs, const Output& drows, const Output& dprobs);
+  void (*permute_slots)(const Context&, const RowMap&, const Tensor& slots, const Output& rows);
+  void (*unpermute_slots)(const Context&, const RowMap&, const Tensor& rows, const Output& slots);
 };
 using PermuteImpl = Implementation<PermuteProblem, PermuteRun>;
 std::span<const PermuteImpl> PermuteImpls();

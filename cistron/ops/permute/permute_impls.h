@@ -3,10 +3,21 @@
 
 #include "cistron/ops/permute/permute.h"
 
-namespace cistron::ops::internal {
+namespace cistron::ops {
 
-// Number of rows that have an assignment.
+extern const PermuteImpl kPermuteCuda;
+
+namespace internal {
+
+// Number of rows that have an assignment, by the counts, which must lie on the host.
 std::int64_t RoutedRows(const RowMap& map);
+
+// What all host implementations share.
+RowMap BuildRowMapHost(const Context& ctx, const Tensor& experts, std::int64_t num_experts);
+void PermuteSlotsHost(const Context& ctx, const RowMap& map, const Tensor& slots,
+                      const Output& rows);
+void UnpermuteSlotsHost(const Context& ctx, const RowMap& map, const Tensor& rows,
+                        const Output& slots);
 
 // Scalar reference: f64, f32, bf16.
 Support PermuteRefSupports(const PermuteProblem& problem);
@@ -26,4 +37,5 @@ void UnpermuteBackwardCpu(const Context& ctx, const RowMap& map, const Tensor& d
                           const Tensor& rows, const Tensor& probs, const Output& drows,
                           const Output& dprobs);
 
-}  // namespace cistron::ops::internal
+}  // namespace internal
+}  // namespace cistron::ops

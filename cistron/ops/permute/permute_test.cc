@@ -51,12 +51,17 @@ std::int64_t Routed(const RowMap& map) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
-TEST(RowMap, IsTheStableSortOfTheAssignments) {
-  for (const PermuteCase& test : kPermuteCases) {
-    SCOPED_TRACE(test.name);
-    const Tensor experts = MakeExperts(test);
-    const auto expert = experts.span<std::int32_t>();
-    const RowMap map = BuildRowMap(Context(), experts, test.experts);
+// Calls f(context) with each implementation that runs here.
+template <class F>
+void ForEachPermute(DType dtype, F&& f) {
+  testing::ForEachImplementation(PermuteImpls(), PermuteProblem{dtype, 1, 1, 1}, f);
+}
+
+void CheckRowMap(const PermuteCase& test) {
+  const Tensor experts = MakeExperts(test);
+  const auto expert = experts.span<std::int32_t>();
+  ForEachPermute(DType::kF32, [&](const Context& ctx) {
+    const RowMap map = BuildRowMap(ctx, experts, test.experts);
     std::vector<std::int32_t> slots;
     for (std::size_t s = 0; s < expert.size(); ++s) {
       if (expert[s] >= 0) slots.push_back(static_cast<std::int32_t>(s));
@@ -84,6 +89,22 @@ TEST(RowMap, IsTheStableSortOfTheAssignments) {
                 std::count(expert.begin(), expert.end(), static_cast<std::int32_t>(e)));
     }
     EXPECT_EQ(map.top_k, test.top_k);
+  });
+}
+
+TEST(RowMap, IsTheStableSortOfTheAssignments) {
+  for (const PermuteCase& test : kPermuteCases) {
+    SCOPED_TRACE(test.name);
+    CheckRowMap(test);
+  }
+}
+
+// More slots than a kernel's block sorts at once.
+TEST(RowMap, ManySlots) {
+  for (const PermuteCase& test :
+       {PermuteCase{"exact", 512, 4, 16, 1, 5}, PermuteCase{"rest", 3001, 3, 40, 1, 7, 11}}) {
+    SCOPED_TRACE(test.name);
+    CheckRowMap(test);
   }
 }
 
@@ -273,16 +294,19 @@ TEST(Permute, SlotsAndBack) {
       const Problem p = MakeProblem(test, dtype);
       const Tensor slots = testing::Normal({test.tokens, test.top_k}, dtype, "slots");
       const testing::PaddedTensor rows = testing::MakePadded({p.routed}, dtype, 2);
-      PermuteSlots(Context(), p.map, slots, Write(rows.whole));
-      EXPECT_TRUE(testing::IsPoisoned(rows.tail));
-      const Tensor back = Tensor::Empty({test.tokens, test.top_k}, dtype);
-      FillPoison(back);
-      UnpermuteSlots(Context(), p.map, rows.whole, Write(back));
-      UnpermuteSlots(Context(), p.map, rows.whole, Accumulate(back));
-      for (std::int64_t s = 0; s < slots.numel(); ++s) {
-        const bool routed = p.map.row_of_slot.data<std::int32_t>()[s] >= 0;
-        EXPECT_EQ(ElementAsDouble(back, s), routed ? 2 * ElementAsDouble(slots, s) : 0);
-      }
+      ForEachPermute(dtype, [&](const Context& ctx) {
+        FillPoison(rows.whole);
+        PermuteSlots(ctx, p.map, slots, Write(rows.whole));
+        EXPECT_TRUE(testing::IsPoisoned(rows.tail));
+        const Tensor back = Tensor::Empty({test.tokens, test.top_k}, dtype);
+        FillPoison(back);
+        UnpermuteSlots(ctx, p.map, rows.whole, Write(back));
+        UnpermuteSlots(ctx, p.map, rows.whole, Accumulate(back));
+        for (std::int64_t s = 0; s < slots.numel(); ++s) {
+          const bool routed = p.map.row_of_slot.data<std::int32_t>()[s] >= 0;
+          EXPECT_EQ(ElementAsDouble(back, s), routed ? 2 * ElementAsDouble(slots, s) : 0);
+        }
+      });
     }
   }
 }
@@ -354,22 +378,24 @@ TEST(Permute, GoldenRouting) {
 TEST(Permute, Atomics) {
   const PermuteCase test{"atomics", 300, 4, 16, 70};
   const Problem p = MakeProblem(test, DType::kF32);
-  const auto run = [&](int threads) {
+  const auto run = [&](const Context& ctx, int threads) {
     const testing::ThreadsForScope scope(threads);
     const Tensor y = Tensor::Empty(p.dy.shape(), DType::kF32);
     const Tensor drows = Tensor::Empty(p.rows.shape(), DType::kF32);
     const Tensor dprobs = Tensor::Empty(p.probs.shape(), DType::kF32);
-    Unpermute(Context(), p.map, p.rows, p.probs, Write(y));
-    UnpermuteBackward(Context(), p.map, p.dy, p.rows, p.probs, Write(drows), Write(dprobs));
+    Unpermute(ctx, p.map, p.rows, p.probs, Write(y));
+    UnpermuteBackward(ctx, p.map, p.dy, p.rows, p.probs, Write(drows), Write(dprobs));
     return std::vector<Tensor>{y, drows, dprobs};
   };
-  const auto first = run(1);
-  for (const int threads : {1, 2, 3, 4}) {
-    const auto again = run(threads);
-    for (std::size_t i = 0; i < first.size(); ++i) {
-      EXPECT_TRUE(Agrees(check::CompareBitwise("permute", again[i], first[i])));
+  ForEachPermute(DType::kF32, [&](const Context& ctx) {
+    const auto first = run(ctx, 1);
+    for (const int threads : {1, 2, 3, 4}) {
+      const auto again = run(ctx, threads);
+      for (std::size_t i = 0; i < first.size(); ++i) {
+        EXPECT_TRUE(Agrees(check::CompareBitwise("permute", again[i], first[i])));
+      }
     }
-  }
+  });
 }
 
 TEST(Permute, ErrorsNameShapes) {
