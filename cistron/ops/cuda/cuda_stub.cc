@@ -16,6 +16,7 @@
 #include "cistron/ops/permute/permute_impls.h"
 #include "cistron/ops/reduce/reduce_impls.h"
 #include "cistron/ops/rope/rope_impls.h"
+#include "cistron/ops/router/router_impls.h"
 
 namespace cistron::ops {
 
@@ -54,5 +55,7 @@ RmsNormImpl CudaRmsNorm() {
 RopeImpl CudaRope() {
   return {"cuda", FloatsOnCuda<RopeProblem>, {}, DeviceType::kCuda};
 }
+constinit const RouterImpl kRouterCuda = {
+    "cuda", FloatsOnCuda<RouterProblem>, {}, DeviceType::kCuda};
 
 }  // namespace cistron::ops

@@ -49,6 +49,7 @@ std::int64_t CheckInputs(const RouterConfig& config, const Tensor& logits, const
     CISTRON_CHECK(scopes.cu_seqlens.rank() == 1 && scopes.cu_seqlens.dim(0) >= 1,
                   "router: cu_seqlens is {}, expected i64 [S + 1]", Describe(scopes.cu_seqlens));
     CheckTensor(kOp, "cu_seqlens", scopes.cu_seqlens, scopes.cu_seqlens.shape(), DType::kI64);
+    if (!OnHost(scopes.cu_seqlens)) return tokens;
     const std::span<const std::int64_t> cu = scopes.cu_seqlens.span<std::int64_t>();
     CISTRON_CHECK(cu.front() == 0 && std::is_sorted(cu.begin(), cu.end()) && cu.back() <= tokens,
                   "router: cu_seqlens must rise from 0 to at most {} tokens; it goes from {} to {}",
@@ -57,10 +58,21 @@ std::int64_t CheckInputs(const RouterConfig& config, const Tensor& logits, const
   return tokens;
 }
 
+void CheckExperts(const RouterConfig& config, const Tensor& experts, const Tensor& token_mask) {
+  const std::int32_t* chosen = experts.data<std::int32_t>();
+  for (std::int64_t i = 0; i < experts.numel(); ++i) {
+    const std::int64_t t = i / config.top_k;
+    if (token_mask && token_mask.data<std::uint8_t>()[t] == 0) continue;
+    CISTRON_CHECK(chosen[i] >= 0 && chosen[i] < config.num_experts,
+                  "router: expert {} of token {} is outside [0, {})", chosen[i], t,
+                  config.num_experts);
+  }
+}
+
 }  // namespace
 
 std::span<const RouterImpl> RouterImpls() {
-  static const RouterImpl list[] = {kRouterCpu, kRouterRef};
+  static const RouterImpl list[] = {kRouterCuda, kRouterCpu, kRouterRef};
   return list;
 }
 
@@ -96,14 +108,7 @@ void RouterBackward(const Context& ctx, const RouterConfig& config, const Tensor
   if (dprobs) {
     CheckTensor(kOp, "dprobs", dprobs, {tokens, config.top_k}, ComputeType(logits.dtype()));
     CheckTensor(kOp, "experts", experts, {tokens, config.top_k}, DType::kI32);
-    const std::int32_t* chosen = experts.data<std::int32_t>();
-    for (std::int64_t i = 0; i < experts.numel(); ++i) {
-      const std::int64_t t = i / config.top_k;
-      if (token_mask && token_mask.data<std::uint8_t>()[t] == 0) continue;
-      CISTRON_CHECK(chosen[i] >= 0 && chosen[i] < config.num_experts,
-                    "router: expert {} of token {} is outside [0, {})", chosen[i], t,
-                    config.num_experts);
-    }
+    if (OnHost(experts)) CheckExperts(config, experts, token_mask);
   }
   if (aux_grad) CheckTensor(kOp, "aux_grad", aux_grad, {rows, config.num_experts}, DType::kF64);
   if (z_grad) CheckTensor(kOp, "z_grad", z_grad, {rows}, DType::kF64);

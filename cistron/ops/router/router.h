@@ -18,7 +18,9 @@
 // K]. token_mask u8 [T], optional: tokens with 0 are not routed (experts −1, probs 0) and count
 // nowhere. Tokens outside every sequence of `scopes` are routed (unless masked) but count in no
 // statistic of a loss. Sums over tokens run in fixed blocks, in order: the bits do not depend on
-// the number of threads. Sources: Jiang et al., "Mixtral of experts", 2024; DeepSeek-V3 technical
+// the number of threads. Values on a device (cu_seqlens, experts of backward) are not read by the
+// host: there offsets are cut to the tokens that there are, and an expert outside [0, E) has no
+// gradient. Sources: Jiang et al., "Mixtral of experts", 2024; DeepSeek-V3 technical
 // report, 2024.
 #pragma once
 

@@ -7,6 +7,7 @@
 
 namespace cistron::ops {
 
+extern const RouterImpl kRouterCuda;
 extern const RouterImpl kRouterCpu;
 extern const RouterImpl kRouterRef;
 
