@@ -37,6 +37,7 @@ void CheckSequences(const PackedSequences& sequences, std::int64_t tokens) {
   CISTRON_CHECK(
       cu && cu.rank() == 1 && cu.dim(0) >= 1 && cu.dtype() == DType::kI64 && cu.IsContiguous(),
       "attention: cu_seqlens is {}, not i64 [sequences + 1]", Describe(cu));
+  if (!OnHost(cu)) return;
   const std::span<const std::int64_t> v = cu.span<std::int64_t>();
   CISTRON_CHECK(v[0] == 0, "attention: cu_seqlens starts at {}, not 0", v[0]);
   for (std::size_t s = 1; s < v.size(); ++s) {
@@ -54,7 +55,7 @@ const AttentionRun& Choose(const Context& ctx, const AttentionConfig& config, co
 }  // namespace
 
 std::span<const AttentionImpl> AttentionImpls() {
-  static const std::array impls = {CpuAttention(), RefAttention()};
+  static const std::array impls = {kAttentionCuda, CpuAttention(), RefAttention()};
   return impls;
 }
 

@@ -18,7 +18,8 @@
 // NaN:    a NaN or Inf reaches every result that depends on it, and may reach others of the same
 //         sequence whose pair with it is masked (a tile multiplies masked pairs by 0).
 // Errors: kInvalidArgument for shapes and dtypes that do not fit, heads that do not divide, a
-//         negative window, cu_seqlens that does not start at 0, falls, or ends beyond T.
+//         negative window, cu_seqlens that does not start at 0, falls, or ends beyond T. Offsets on
+//         a device are not read by the host: kernels cut them to the T tokens that there are.
 // Source: Dao, "FlashAttention-2", 2023 (recomputation from lse, row sums of do·o).
 #pragma once
 

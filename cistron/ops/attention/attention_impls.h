@@ -5,6 +5,8 @@
 
 namespace cistron::ops {
 
+extern const AttentionImpl kAttentionCuda;
+
 AttentionImpl CpuAttention();
 AttentionImpl RefAttention();
 

@@ -240,7 +240,11 @@ std::vector<Variant> Variants() {
   for (const std::int64_t target : testing::InstructionSets()) {
     variants.push_back({"cpu", target, "cpu/" + testing::InstructionSetName(target)});
   }
+  if (testing::HasCuda()) variants.push_back({"cuda", 0, "cuda"});
   return variants;
+}
+Context ContextOf(const Variant& variant) {
+  return (variant.impl == "cuda" ? testing::CudaContext() : Context()).WithImpl(variant.impl);
 }
 
 // Runs f for every case, dtype and variant.
@@ -254,10 +258,10 @@ void ForAll(F&& f) {
         // The slow baseline once a case: its bf16 conversions are those of norm and rope.
         if (dtype == DType::kBF16 && variant.target == testing::InstructionSets().back()) continue;
         if (variant.target == 0) {
-          f(p, Context().WithImpl(variant.impl));
+          f(p, ContextOf(variant));
         } else {
           const testing::ScopedInstructionSet scope(variant.target);
-          f(p, Context().WithImpl(variant.impl));
+          f(p, ContextOf(variant));
         }
       }
     }
@@ -342,8 +346,8 @@ TEST(Attention, LargeScores) {
         variant.target == 0 ? testing::InstructionSets().front() : variant.target);
     const Problem p = MakeProblem({"large", {150}, 0, {2, 1, 16, 0}}, DType::kF32, 10.0);
     const Tensor o = Tensor::Empty(p.in.q.shape(), p.dtype);
-    AttentionForward(Context().WithImpl(variant.impl), p.config, p.sequences, p.in.q, p.in.k,
-                     p.in.v, {}, Write(o));
+    AttentionForward(ContextOf(variant), p.config, p.sequences, p.in.q, p.in.k, p.in.v, {},
+                     Write(o));
     EXPECT_TRUE(Agrees(
         CompareOutput("o", o, p.truth_o, p.sum_pv, ForwardError(p, DType::kF32), DType::kF32)));
   }
@@ -355,8 +359,8 @@ TEST(Attention, WindowOneReturnsV) {
         variant.target == 0 ? testing::InstructionSets().front() : variant.target);
     const Problem p = MakeProblem({"identity", {75}, 0, {1, 1, 24, 1}}, DType::kF32);
     const Tensor o = Tensor::Empty(p.in.q.shape(), p.dtype);
-    AttentionForward(Context().WithImpl(variant.impl), p.config, p.sequences, p.in.q, p.in.k,
-                     p.in.v, {}, Write(o));
+    AttentionForward(ContextOf(variant), p.config, p.sequences, p.in.q, p.in.k, p.in.v, {},
+                     Write(o));
     EXPECT_TRUE(Agrees(check::CompareBitwise(variant.name, o, Dense(p.in.v))));
   }
 }
@@ -370,8 +374,7 @@ TEST(Attention, NanInAQueryReachesItsRowOnly) {
     const Tensor q = Dense(p.in.q);
     q.data<float>()[40 * 8 + 3] = std::numeric_limits<float>::quiet_NaN();
     const Tensor o = Tensor::Empty(p.in.q.shape(), p.dtype);
-    AttentionForward(Context().WithImpl(variant.impl), p.config, p.sequences, q, p.in.k, p.in.v, {},
-                     Write(o));
+    AttentionForward(ContextOf(variant), p.config, p.sequences, q, p.in.k, p.in.v, {}, Write(o));
     for (std::int64_t i = 0; i < o.numel(); ++i) {
       EXPECT_EQ(std::isnan(ElementAsDouble(o, i)), i / 8 == 40) << i;
     }
@@ -413,7 +416,7 @@ TEST(Attention, ThreadsChangeNoBit) {
       const Problem p = MakeProblem(c, DType::kF32);
       const auto run = [&](int threads) {
         const testing::ThreadsForScope scope_of_threads(threads);
-        return RunAll(Context().WithImpl(variant.impl), p);
+        return RunAll(ContextOf(variant), p);
       };
       const Results one = run(1);
       for (const int threads : {2, 5}) ExpectSame(one, run(threads));
@@ -424,8 +427,11 @@ TEST(Attention, ThreadsChangeNoBit) {
 // TRAPS atomics, second-backward-nan: the same buffers again and again give the same bits.
 TEST(Attention, Atomics) {
   const Problem p = MakeProblem({"repeat", {150, 70}, 4, {4, 2, 32, 0}}, DType::kBF16);
-  const Results first = RunAll(Context(), p);
-  for (int i = 0; i < 5; ++i) ExpectSame(first, RunAll(Context(), p));
+  testing::ForEachImplementation(AttentionImpls(), AttentionProblem{p.dtype, p.config, p.tokens},
+                                 [&](const Context& ctx) {
+                                   const Results first = RunAll(ctx, p);
+                                   for (int i = 0; i < 5; ++i) ExpectSame(first, RunAll(ctx, p));
+                                 });
 }
 
 TEST(Attention, SecondBackwardNan) {
@@ -483,11 +489,11 @@ bool AllZero(const Tensor& t) {
 TEST(Attention, OneVisibleKeyHasNoScoreGradient) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64}) {
     for (const Variant& variant : Variants()) {
-      if (dtype == DType::kF64 && variant.impl != "ref") continue;
+      if (dtype == DType::kF64 && variant.impl == "cpu") continue;
       SCOPED_TRACE(std::string(Name(dtype)) + " " + variant.name);
       const testing::ScopedInstructionSet scope(
           variant.target == 0 ? testing::InstructionSets().front() : variant.target);
-      const Context ctx = Context().WithImpl(variant.impl);
+      const Context ctx = ContextOf(variant);
       // Many queries in a block, tasks of whole sequences and (one long one) tasks of blocks.
       for (const std::vector<std::int64_t>& lengths :
            {std::vector<std::int64_t>{1, 2, 70, 1, 3}, std::vector<std::int64_t>{200}}) {

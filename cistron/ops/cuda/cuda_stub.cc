@@ -3,6 +3,8 @@
 #include "cistron/ops/activation/activation_impls.h"
 #include "cistron/ops/activation/scaled_activation_impls.h"
 #include "cistron/ops/balance_loss/balance_loss_impls.h"
+#include "cistron/ops/attention/attention_impls.h"
+#include "cistron/ops/attention/attention_supports_cuda.h"
 #include "cistron/ops/cross_entropy/cross_entropy_impls.h"
 #include "cistron/ops/cuda/supports.h"
 #include "cistron/ops/embedding/embedding_impls.h"
@@ -38,6 +40,8 @@ constinit const GroupedBiasImpl kGroupedBiasCuda = {
     "cuda", FloatsOnCuda<GroupedBiasProblem>, {}, DeviceType::kCuda};
 constinit const JitterImpl kJitterCuda = {
     "cuda", FloatsOnCuda<JitterProblem>, {}, DeviceType::kCuda};
+constinit const AttentionImpl kAttentionCuda = {
+    "cuda", internal::AttentionCudaSupports, {}, DeviceType::kCuda};
 constinit const CrossEntropyImpl kCrossEntropyCuda = {
     "cuda", FloatsOnCuda<CrossEntropyProblem>, {}, DeviceType::kCuda};
 constinit const GemmImpl kGemmCublas = {
