@@ -15,8 +15,10 @@
 #include "cistron/nn/rms_norm.h"
 #include "cistron/nn/scaled_swiglu.h"
 #include "cistron/ops/grouped_mlp/row_pieces.h"
+#include "cistron/ops/quantize/quantize.h"
 #include "cistron/ops/split_sizes.h"
 #include "cistron/quant/autocast.h"
+#include "cistron/quant/quantizer.h"
 #include "cistron/testing/gradient_check.h"
 #include "cistron/testing/poison.h"
 #include "cistron/testing/random.h"
@@ -192,6 +194,31 @@ TEST(Quantize, ALinearBehindItGetsTheSameValues) {
   }
 }
 
+// The gradient's values are those of an output gradient: in a hybrid format e5m2, not e4m3.
+TEST(Quantize, BackwardRoundsAsAnOutputGradientIs) {
+  const ops::Context ctx;
+  Sequential layers;
+  layers.Append(std::make_unique<Quantize>(QuantizeOptions{.backward = true}));
+  const Tensor x = testing::Normal({33, 64}, DType::kBF16, "x");
+  const Tensor dy = testing::Normal({33, 64}, DType::kBF16, "dy");
+  const quant::Recipe recipe = quant::Float8CurrentScaling{.fp8_format = quant::Fp8Format::kHybrid};
+  const auto rounded = [&](const Tensor& t, quant::TensorRole role) {
+    const QuantizedTensor q = quant::QuantizeOperand(
+        ctx, recipe, {.role = role, .x = t, .copies = {.rowwise = true, .columnwise = false}});
+    Tensor out = ctx.Empty(t.shape(), t.dtype());
+    ops::Dequantize(ctx, q, Direction::kRowwise, ops::Write(out));
+    return out;
+  };
+  const quant::Autocast scope(recipe);
+  Saved saved;
+  const Tensor y = layers.Forward(ctx, x, {}, &saved);
+  EXPECT_TRUE(Agrees(check::CompareBitwise("y", y, rounded(x, quant::TensorRole::kInput))));
+  const Tensor dx = layers.Backward(ctx, dy, {}, saved);
+  EXPECT_TRUE(
+      Agrees(check::CompareBitwise("dx", dx, rounded(dy, quant::TensorRole::kOutputGradient))));
+  EXPECT_FALSE(check::CompareBitwise("dx", dx, rounded(dy, quant::TensorRole::kInput)));
+}
+
 TEST(RmsNorm, IsAnOpOfSequential) {
   const ops::Context ctx;
   LocalParameterStore store(ctx, DType::kF64);
@@ -228,6 +255,32 @@ TEST(ParameterStore, QuantisesAWeightOnceForEachChange) {
   e.store.MarkChanged();
   const Tensor after = e.store.AcquireQuantized(0, recipe).rowwise.codes;
   EXPECT_FALSE(check::CompareBitwise("codes", after, before));
+}
+
+// Not from the weights that are rounded to bf16: two roundings are not one.
+TEST(ParameterStore, QuantisesTheMaster) {
+  const ops::Context ctx;
+  Experts e(2, DType::kBF16);
+  const auto& p = e.store.parameters()[0];
+  for (const quant::Recipe& recipe : kRecipes) {
+    if (!quant::Quantizes(recipe)) continue;
+    SCOPED_TRACE(quant::Name(recipe));
+    const auto codes = [&](const Tensor& w) {
+      quant::ScalingStates states;
+      const quant::Autocast scope(recipe, {.states = &states});
+      return quant::QuantizeOperand(ctx, recipe,
+                                    {.role = quant::TensorRole::kWeight,
+                                     .name = "w",
+                                     .x = w,
+                                     .row_parts = p.spec.row_parts})
+          .rowwise.codes;
+    };
+    quant::ScalingStates states;
+    const quant::Autocast scope(recipe, {.states = &states});
+    const Tensor got = e.store.AcquireQuantized(0, recipe).rowwise.codes;
+    EXPECT_TRUE(Agrees(check::CompareBitwise("codes", got, codes(p.master))));
+    EXPECT_FALSE(check::CompareBitwise("codes", got, codes(p.value)));
+  }
 }
 
 // A frozen weight gets the scale that its first amax gave, and its history moves on.
