@@ -236,6 +236,44 @@ TEST(SwiGluLinear, RefusesQuantisedLayersWithAReason) {
   }
 }
 
+// Before anything is computed: a slice of a wave is no place to find out.
+TEST(GroupedMlp, SizesOfExtraInputsAndGradientsAreChecked) {
+  const ops::Context ctx;
+  const Tensor splits = Tensor::FromSpan<std::int64_t>({2}, std::array<std::int64_t, 2>{2, 3});
+  const Tensor x = testing::Normal({5, kHidden}, DType::kF32, "x");
+  const auto row = [](std::int64_t n, DType dtype = DType::kF32) {
+    return Tensor::Zeros({n}, dtype);
+  };
+  const auto message = [&](const Tensor& scale, const Tensor& dy, const Tensor& dscale) {
+    Experts e(2);
+    Saved saved;
+    try {
+      e.layers.Forward(ctx, x, {.split_sizes = splits, .scale = scale}, &saved);
+      e.layers.Backward(ctx, dy, {.scale = ops::Write(dscale)}, saved);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_THAT(error.message(), HasSubstr("GroupedMLP (gate_up"));
+      for (const auto& p : e.store.parameters()) EXPECT_FALSE(p.has_grad);
+      return error.message();
+    }
+    return std::string("no error");
+  };
+  for (const quant::Recipe& recipe : kRecipes) {
+    if (!quant::Quantizes(recipe)) continue;
+    SCOPED_TRACE(quant::Name(recipe));
+    quant::ScalingStates states;
+    const quant::Autocast scope(recipe, {.states = &states});
+    EXPECT_EQ(message(row(5), x, row(5)), "no error");
+    EXPECT_THAT(message(row(4), x, row(5)), HasSubstr("scale is f32 [4], expected f32 [5]"));
+    EXPECT_THAT(message(row(6), x, row(5)), HasSubstr("scale is f32 [6], expected f32 [5]"));
+    EXPECT_THAT(message(row(5, DType::kF64), x, row(5)), HasSubstr("scale is f64"));
+    EXPECT_THAT(message(row(5), x, row(6)), HasSubstr("dscale is f32 [6], expected f32 [5]"));
+    EXPECT_THAT(message(row(5), x.Slice(0, 0, 4), row(5)), HasSubstr("dy is f32 [4, 40]"));
+    const Tensor wide = Tensor::Zeros({5, kHidden + 1}, DType::kF32);
+    EXPECT_THAT(message(row(5), wide, row(5)), HasSubstr("dy is f32 [5, 41]"));
+  }
+}
+
 // ⟨dy, y⟩ as a function of every input and parameter, in fp64.
 TEST(GroupedMlp, GradientsAgreeWithCentralDifferences) {
   for (const bool fuse : {true, false}) {

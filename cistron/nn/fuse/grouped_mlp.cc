@@ -1,5 +1,6 @@
 #include "cistron/nn/fuse/grouped_mlp.h"
 
+#include "cistron/ops/check_tensor.h"
 #include "cistron/ops/grouped_mlp/grouped_mlp.h"
 
 namespace cistron::nn::fuse {
@@ -64,6 +65,10 @@ Pattern GroupedMlpPattern() {
   return {"GroupedMLP", kKinds, Matches, Make};
 }
 
+std::string GroupedMlp::Label() const {
+  return fmt::format("GroupedMLP ({} … {})", fc1_.name(), fc2_.name());
+}
+
 Tensor GroupedMlp::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
                            Saved* saved) const {
   fc1_.CheckInput(x, extra);
@@ -72,6 +77,9 @@ Tensor GroupedMlp::Forward(const ops::Context& ctx, const Tensor& x, const Extra
   Tensor y = ctx.Empty({rows, fc2_.options().out_features}, x.dtype());
   Record r{{}, {}, extra.scale, extra.split_sizes};
   if (quant::Quantizes(recipe)) {
+    if (extra.scale) {
+      ops::CheckRowValues(Label(), "scale", extra.scale, rows, ComputeType(x.dtype()));
+    }
     QuantizedForward(ctx, recipe, x, saved != nullptr, y, r);
   } else {
     const AcquiredWeight w1 = fc1_.products().Weight(), w2 = fc2_.products().Weight();
@@ -94,9 +102,17 @@ Tensor GroupedMlp::Backward(const ops::Context& ctx, const Tensor& dy, const Bac
   fc2_.products().CheckVersion(r.fc2_version);
   CISTRON_CHECK(!out.bias_scale,
                 "{}: the gradient of bias_scale was asked of layers without a bias", fc1_.name());
+  CISTRON_CHECK(dy && dy.rank() == 2, "{}: dy is {}, expected [M, {}]", Label(), Describe(dy),
+                fc2_.options().out_features);
   const Tensor dx =
       out.input ? ctx.Empty({dy.dim(0), fc1_.options().in_features}, dy.dtype()) : Tensor();
   if (quant::Quantizes(r.x.recipe)) {
+    const std::int64_t rows = r.pre_activation.dim(0);
+    const DType dtype = r.pre_activation.dtype();
+    ops::CheckMatrix(Label(), "dy", dy, rows, fc2_.options().out_features, dtype);
+    if (out.scale) {
+      ops::CheckRowValues(Label(), "dscale", out.scale.tensor, rows, ComputeType(dtype));
+    }
     QuantizedBackward(ctx, dy, out, r, dx);
     return dx;
   }

@@ -28,6 +28,8 @@ class GroupedMlp final : public FusedOp {
                   Saved& saved) const override;
 
  private:
+  std::string Label() const;  // for messages
+
   struct Record {
     SavedOperand x;
     Tensor pre_activation, scale, split_sizes;
