@@ -52,6 +52,10 @@ class BasicOp {
   // tells the op before, which quantises them apart.
   virtual std::int64_t input_parts() const { return 1; }
   virtual void SetOutputParts(std::int64_t /*parts*/) {}
+  // Where the parts alternate in blocks of x's columns: the columns of a block; 0: they do not.
+  // Sequential tells the op before, which must not quantise over the borders.
+  virtual std::int64_t input_interleave() const { return 0; }
+  virtual void SetOutputInterleave(std::int64_t /*block*/) {}
 
   // x [M, …] → y [M, …]. `saved` null: nothing is kept, there will be no backward.
   virtual Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,

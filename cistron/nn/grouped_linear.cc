@@ -98,6 +98,10 @@ void GroupedLinear::SetOutputParts(std::int64_t parts) {
   for (const WeightProducts& products : products_) products.SetRowParts(parts);
 }
 
+void GroupedLinear::SetOutputInterleave(std::int64_t block) {
+  for (WeightProducts& products : products_) products.SetOutputInterleave(block);
+}
+
 void GroupedLinear::CheckInput(const Tensor& x, const ExtraInputs& extra) const {
   CISTRON_CHECK(x && x.rank() == 2 && x.dim(1) == options_.in_features,
                 "{}: x is {}, expected [M, {}]", name(), Describe(x), options_.in_features);

@@ -64,6 +64,7 @@ class GroupedLinear final : public BasicOp {
   void SetPosition(std::size_t position) override;
   // Before the first pass; without effect where the options chose.
   void SetOutputParts(std::int64_t parts) override;
+  void SetOutputInterleave(std::int64_t block) override;
 
   // x [M, K] → [M, N]; needs split_sizes, and bias_scale where scaled_bias is set.
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,

@@ -18,6 +18,9 @@ class Linear final : public BasicOp {
   std::string_view kind() const override { return "Linear"; }
   std::span<const std::string_view> extra_inputs() const override { return {}; }
   const std::string& name() const override { return products_.name(); }
+  // Before the first pass.
+  void SetOutputParts(std::int64_t parts) override { products_.SetRowParts(parts); }
+  void SetOutputInterleave(std::int64_t block) override { products_.SetOutputInterleave(block); }
 
   // x [T, in] → [T, out].
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,

@@ -2,6 +2,9 @@
 // GroupedLinear → ScaledSwiGLU → GroupedLinear, which is the sequence that fuses.
 //
 //   y = act(x) · s       s: `scale`, one factor a row, 1 where it is not given
+//
+// Gate and up columns that alternate (glu_interleave_size) cannot follow a linear layer that
+// quantises in blocks, unless no block meets both: see WeightProducts::SetOutputInterleave.
 #pragma once
 
 #include <string>
@@ -25,6 +28,9 @@ class ScaledActivation final : public BasicOp {
   const std::string& name() const override { return name_; }
   std::int64_t input_parts() const override {
     return ops::IsGated(config_.kind) && config_.glu_interleave_size == 0 ? 2 : 1;
+  }
+  std::int64_t input_interleave() const override {
+    return ops::IsGated(config_.kind) ? config_.glu_interleave_size : 0;
   }
   const ops::ActivationConfig& config() const { return config_; }
 

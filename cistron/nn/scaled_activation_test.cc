@@ -4,9 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "cistron/check/bounds.h"
+#include "cistron/check/compare.h"
 #include "cistron/nn/grouped_linear.h"
+#include "cistron/nn/linear.h"
 #include "cistron/nn/scaled_swiglu.h"
 #include "cistron/nn/sequential.h"
+#include "cistron/quant/autocast.h"
 #include "cistron/testing/gradient_check.h"
 #include "cistron/testing/poison.h"
 #include "cistron/testing/random.h"
@@ -104,6 +108,93 @@ TEST(ScaledActivationOp, PlainSwiGluEqualsScaledSwiGlu) {
     EXPECT_EQ(a.layers.MakePlan(ctx, dtype, true).forward.size(), 3u);
     EXPECT_THAT(a.layers.Explain(ctx, dtype), ::testing::HasSubstr("ScaledActivation"));
   }
+}
+
+// Blocks of a recipe are those of gate and of up: where none meets both, the codes, and so the
+// results, are those of the plain layout; where one would, the recipe is refused.
+TEST(ScaledActivationOp, InterleavedGateAndUpKeepTheirBlocksOrAreRefused) {
+  constexpr std::int64_t kIn = 40, kOut = 256;  // of each of gate and up
+  const ops::Context ctx;
+  const Tensor x = testing::Normal({kRows, kIn}, DType::kF32, "x");
+  const Tensor dy = testing::Normal({kRows, kOut}, DType::kF32, "dy");
+  const Tensor w = testing::Normal({1, 2 * kOut, kIn}, DType::kF32, "w");
+  const std::int64_t rows[] = {kRows};
+  const Tensor counts = Tensor::FromSpan<std::int64_t>({1}, rows);
+  // Row of the plain weight that is row `i` of one in blocks of g.
+  const auto plain_row = [](std::int64_t i, std::int64_t g) {
+    return i / (2 * g) * g + i % g + (i / g % 2 == 1 ? kOut : 0);
+  };
+  struct Result {
+    Tensor y, dx, dw;
+  };
+  const auto run = [&](const quant::Recipe& recipe, std::int64_t g, bool dense) {
+    LocalParameterStore store(ctx, DType::kF32);
+    Sequential layers;
+    if (dense) {
+      layers.Append(std::make_unique<Linear>(store, "w", 2 * kOut, kIn));
+    } else {
+      layers.Append(std::make_unique<GroupedLinear>(GroupedLinearOptions{.num_groups = 1,
+                                                                         .in_features = kIn,
+                                                                         .out_features = 2 * kOut,
+                                                                         .name = "w",
+                                                                         .store = &store}));
+    }
+    layers.Append(
+        std::make_unique<ScaledActivation>(ops::ActivationConfig{.glu_interleave_size = g}));
+    const Tensor stored = store.parameters()[0].master.Reshape({2 * kOut, kIn});
+    for (std::int64_t i = 0; i < 2 * kOut; ++i) {
+      CopyTo(w.Select(0).Select(g == 0 ? i : plain_row(i, g)), stored.Select(i));
+    }
+    store.MarkChanged();
+    quant::ScalingStates states;
+    const quant::Autocast scope(recipe, {.states = &states});
+    Saved saved;
+    Result r;
+    r.y = layers.Forward(ctx, x, {.split_sizes = counts}, &saved);
+    r.dx = layers.Backward(ctx, dy, {}, saved);
+    const Tensor dw = store.parameters()[0].grad.Reshape({2 * kOut, kIn});
+    r.dw = ctx.Empty(dw.shape(), dw.dtype());
+    for (std::int64_t i = 0; i < 2 * kOut; ++i) {
+      CopyTo(dw.Select(i), r.dw.Select(g == 0 ? i : plain_row(i, g)));
+    }
+    return r;
+  };
+  const std::pair<quant::Recipe, std::int64_t> recipes[] = {
+      {quant::DelayedScaling{}, 1},       {quant::Float8CurrentScaling{}, 1},
+      {quant::Float8BlockScaling{}, 128}, {quant::Float8BlockScaling{.weights_2d = false}, 128},
+      {quant::MXFP8BlockScaling{}, 32},   {quant::MXFP8BlockScaling{.weights_2d = true}, 32}};
+  for (const auto& [recipe, block] : recipes) {
+    for (const bool dense : {false, true}) {
+      const Result plain = run(recipe, 0, dense);
+      for (const std::int64_t g : {1, 16, 32, 64, 128}) {
+        SCOPED_TRACE(fmt::format("{} interleave {} dense {}", quant::Name(recipe), g, dense));
+        if (g % block != 0) {
+          EXPECT_THAT(
+              [&] { run(recipe, g, dense); },
+              ::testing::ThrowsMessage<Error>(::testing::AllOf(
+                  ::testing::HasSubstr(fmt::format("w: gate and up alternate in blocks of {}", g)),
+                  ::testing::HasSubstr(fmt::format("multiple of {}", block)),
+                  ::testing::HasSubstr("BF16, DelayedScaling or Float8CurrentScaling"))));
+          continue;
+        }
+        const Result got = run(recipe, g, dense);
+        EXPECT_TRUE(Agrees(check::CompareBitwise("y", got.y, plain.y)));
+        EXPECT_TRUE(Agrees(check::CompareBitwise("dw", got.dw, plain.dw)));
+        // dx sums over the rows of the weight, here in another order.
+        const double bound = check::Gamma(2 * kOut, DType::kF32) * 2 * kOut;
+        EXPECT_TRUE(Agrees(check::CompareToMaximum("dx", got.dx, plain.dx, bound)));
+      }
+    }
+  }
+}
+
+// Gate and up of a dense layer have blocks of their own too.
+TEST(ScaledActivationOp, ADenseLayerBeforeItQuantisesGateAndUpApart) {
+  LocalParameterStore store(ops::Context(), DType::kF32);
+  Sequential layers;
+  layers.Append(std::make_unique<Linear>(store, "w", 2 * kFfn, kHidden));
+  layers.Append(std::make_unique<ScaledSwiGLU>());
+  EXPECT_EQ(store.parameters()[0].spec.row_parts, 2);
 }
 
 TEST(ScaledActivationOp, ErrorsNameTheOp) {

@@ -32,7 +32,10 @@ void CheckScalingStates(const std::vector<const BasicOp*>& ops,
 void Sequential::Append(std::unique_ptr<BasicOp> op) {
   CISTRON_CHECK(op != nullptr, "Sequential: op {} is null", ops_.size());
   op->SetPosition(ops_.size());
-  if (!ops_.empty()) ops_.back()->SetOutputParts(op->input_parts());
+  if (!ops_.empty()) {
+    ops_.back()->SetOutputParts(op->input_parts());
+    ops_.back()->SetOutputInterleave(op->input_interleave());
+  }
   view_.push_back(op.get());
   ops_.push_back(std::move(op));
   plan_.reset();

@@ -1,5 +1,8 @@
 #include "cistron/nn/weight_products.h"
 
+#include <algorithm>
+
+#include "cistron/base/error.h"
 #include "cistron/ops/gemm/gemm.h"
 #include "cistron/ops/grouped_gemm/grouped_gemm.h"
 #include "cistron/ops/quantized_gemm/quantized_gemm.h"
@@ -17,6 +20,21 @@ void WeightProducts::CheckVersion(std::uint64_t version_of_forward) const {
   CheckVersionOfForward(*store_, version_of_forward, name());
 }
 
+void WeightProducts::CheckInterleave(const quant::Recipe& recipe) const {
+  if (output_interleave_ == 0) return;
+  const auto block_of = [&](quant::TensorRole role) {
+    return BlockSize(quant::LayoutOf(recipe, role).scaling);
+  };
+  const std::int64_t block =
+      std::max(block_of(quant::TensorRole::kWeight), block_of(quant::TensorRole::kOutputGradient));
+  if (block == 0 || output_interleave_ % block == 0) return;
+  CISTRON_THROW(kUnsupported,
+                "{}: gate and up alternate in blocks of {}, and the blocks of {} in {} would hold "
+                "both; set glu_interleave_size to 0 or a multiple of {}, or take a recipe without "
+                "blocks: BF16, DelayedScaling or Float8CurrentScaling",
+                name(), output_interleave_, block, quant::Name(recipe), block);
+}
+
 Operand WeightProducts::Input(const Tensor& x, const Tensor& split_sizes) const {
   return {x, split_sizes, quant::TensorRole::kInput, name(), owner()};
 }
@@ -29,6 +47,7 @@ Operand WeightProducts::OutputGradient(const Tensor& dy, const Tensor& split_siz
 void WeightProducts::Forward(const ops::Context& ctx, const quant::Recipe& recipe, Operand& x,
                              bool for_backward, const ops::Output& y) const {
   if (quant::Quantizes(recipe)) {
+    CheckInterleave(recipe);
     const QuantizedTensor& q = x.Quantized(ctx, recipe, for_backward);
     return ops::QuantizedGemmForward(ctx, q, store_->AcquireQuantized(weight_, recipe), y);
   }

@@ -20,6 +20,10 @@ class WeightProducts {
   // Whose states of delayed scaling its operands have.
   const void* owner() const { return store_; }
   void SetRowParts(std::int64_t parts) const { store_->SetRowParts(weight_, parts); }
+  // Gate and up rows of the weight alternate in blocks of so many; 0: they do not. Forward then
+  // refuses recipes whose own blocks would lie over a border: their codes would not be those of
+  // gate and up by themselves.
+  void SetOutputInterleave(std::int64_t block) { output_interleave_ = block; }
   const ParameterSpec& spec() const { return store_->spec(weight_); }
   // Backward must see the weights of its forward: record version() there, and check it. Save does
   // the former, Wgrad the latter; who calls Dgrad alone checks.
@@ -51,9 +55,11 @@ class WeightProducts {
 
  private:
   bool grouped() const { return store_->spec(weight_).shape.rank() == 3; }
+  void CheckInterleave(const quant::Recipe& recipe) const;
 
   ParameterStore* store_;
   ParameterId weight_;
+  std::int64_t output_interleave_ = 0;
 };
 
 }  // namespace cistron::nn
