@@ -5,6 +5,7 @@
 
 #include "cistron/base/error.h"
 #include "cistron/base/philox.h"
+#include "cistron/base/text.h"
 
 namespace cistron::data {
 namespace {

@@ -6,25 +6,12 @@
 #include <vector>
 
 #include "cistron/base/error.h"
+#include "cistron/base/text.h"
 
 namespace cistron::io {
 namespace {
 
 constexpr std::size_t kLongestInMessage = 200;
-
-std::string Printable(std::string_view text) {
-  std::string out;
-  for (const char c : text.substr(0, kLongestInMessage)) {
-    const unsigned char byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
-      out += fmt::format("\\x{:02x}", byte);
-    } else {
-      out += c;
-    }
-  }
-  if (text.size() > kLongestInMessage) out += "…";
-  return out;
-}
 
 // The part of nlohmann's message after its "[json.exception.…] " tag; bytes that may be no UTF-8
 // are escaped.

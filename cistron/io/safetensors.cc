@@ -15,6 +15,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "cistron/base/error.h"
+#include "cistron/base/text.h"
 #include "cistron/io/file.h"
 #include "cistron/io/json.h"
 #include "cistron/io/safetensors_header.h"
@@ -26,20 +28,6 @@ static_assert(std::endian::native == std::endian::little, "safetensors data are 
 
 // As the format's own library: a header beyond this is damage, not data.
 constexpr std::uint64_t kLargestHeader = 100'000'000;
-
-std::size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substituted = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row.back();
-}
 
 }  // namespace
 
@@ -138,9 +126,9 @@ const TensorEntry* SafetensorsFile::Find(const std::string& name) const {
 const TensorEntry& SafetensorsFile::At(const std::string& name) const {
   if (const TensorEntry* entry = Find(name)) return *entry;
   std::string hint = "; it holds no tensor at all";
-  std::size_t best = SIZE_MAX;
+  int best = std::numeric_limits<int>::max();
   for (const TensorEntry& entry : state_->entries) {
-    const std::size_t distance = EditDistance(name, entry.name);
+    const int distance = EditDistance(name, entry.name);
     if (distance >= best) continue;
     best = distance;
     hint = fmt::format("; the nearest name is {}", Quoted(entry.name));

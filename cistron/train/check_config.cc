@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cistron/base/error.h"
+#include "cistron/base/text.h"
 #include "cistron/model/hugging_face.h"
 #include "cistron/tensor/cuda_backend.h"
 #include "cistron/train/config_schema.h"

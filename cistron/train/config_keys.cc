@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cistron/base/error.h"
+#include "cistron/base/text.h"
 #include "cistron/train/config_schema.h"
 
 namespace cistron::train {
@@ -30,22 +31,18 @@ bool IsConfigGroup(const std::string& name) {
   return !FirstKeyOf(name).empty();
 }
 
-int EditDistance(const std::string& a, const std::string& b) {
-  std::vector<std::vector<int>> d(a.size() + 1, std::vector<int>(b.size() + 1));
-  for (std::size_t i = 0; i <= a.size(); ++i) {
-    for (std::size_t j = 0; j <= b.size(); ++j) {
-      if (i == 0 || j == 0) {
-        d[i][j] = static_cast<int>(i + j);
-        continue;
-      }
-      d[i][j] =
-          std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+std::string NearestConfigGroup(const std::string& name) {
+  std::string nearest;
+  for (const ConfigKey& key : ConfigKeys()) {
+    for (std::size_t dot = key.name.find('.'); dot != std::string::npos;
+         dot = key.name.find('.', dot + 1)) {
+      const std::string group = key.name.substr(0, dot);
+      if (nearest.empty() || EditDistance(name, group) < EditDistance(name, nearest)) {
+        nearest = group;
       }
     }
   }
-  return d[a.size()][b.size()];
+  return nearest;
 }
 
 const ConfigKey& NearestConfigKey(const std::string& name) {

@@ -46,10 +46,9 @@ std::span<const ConfigKey> ConfigKeys();
 const ConfigKey* FindConfigKey(const std::string& name);
 // Whether keys begin with this name and a dot.
 bool IsConfigGroup(const std::string& name);
-// The known key with the smallest edit distance.
+// The group, or the key, with the smallest edit distance.
+std::string NearestConfigGroup(const std::string& name);
 const ConfigKey& NearestConfigKey(const std::string& name);
-// Levenshtein distance, a swap of neighbours counting as one.
-int EditDistance(const std::string& a, const std::string& b);
 
 // Sets a key; errors carry key, value and origin.
 void SetConfigValue(LoadedConfig& loaded, const std::string& key, const ConfigValue& value,

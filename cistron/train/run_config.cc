@@ -66,6 +66,12 @@ void ReadMap(const YAML::Node& map, const std::string& prefix, const std::string
       ReadMap(entry.second, name + ".", file, seen, loaded);
       continue;
     }
+    if (entry.second.IsMap() && FindConfigKey(name) == nullptr) {
+      CISTRON_THROW(kBadInput,
+                    "{}: there is no group of keys '{}'; the nearest is '{}' (`cistron train "
+                    "--keys` lists all)",
+                    ToString(origin), name, NearestConfigGroup(name));
+    }
     if (!seen.insert(name).second) {
       CISTRON_THROW(kBadInput, "{}: {} is given twice in this file", ToString(origin), name);
     }

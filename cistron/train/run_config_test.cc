@@ -84,6 +84,14 @@ TEST(RunConfig, UnknownKeyNamesTheNearest) {
   EXPECT_THAT(ErrorOfOverride("batch.gobal_tokens=1"), HasSubstr("'batch.global_tokens'"));
 }
 
+TEST(RunConfig, UnknownGroupNamesTheNearest) {
+  EXPECT_THAT(ErrorOf("seed: 1\noptm:\n  lr: 1\n"),
+              AllOf(HasSubstr("test.yaml:2"), HasSubstr("no group of keys 'optm'"),
+                    HasSubstr("nearest is 'optim'")));
+  EXPECT_THAT(ErrorOf("modle:\n  hidden_size: 64\n"), HasSubstr("nearest is 'model'"));
+  EXPECT_THAT(ErrorOf("optim:\n  lr:\n    peak: 1\n"), HasSubstr("optim.lr holds a map"));
+}
+
 TEST(RunConfig, WrongTypeAndRangeNameKeyValueFileLine) {
   EXPECT_THAT(ErrorOf("seed: 1\nmodel:\n  hidden_size: wide\n"),
               AllOf(HasSubstr("test.yaml:3"), HasSubstr("model.hidden_size=wide"),
@@ -231,13 +239,6 @@ TEST(RunConfig, ComparisonShowsWhatDiffersAndSkipsMechanicalKeys) {
   EXPECT_EQ(differences[0].saved, "1");
   EXPECT_EQ(differences[0].given, "2");
   EXPECT_EQ(differences[1].key, "optim.lr");
-}
-
-TEST(RunConfig, EditDistance) {
-  EXPECT_EQ(EditDistance("", "abc"), 3);
-  EXPECT_EQ(EditDistance("kitten", "sitting"), 3);
-  EXPECT_EQ(EditDistance("hiden", "hidden"), 1);
-  EXPECT_EQ(EditDistance("tarin", "train"), 1);
 }
 
 TEST(RunConfig, PresetsLoadAndPassTheirChecks) {
