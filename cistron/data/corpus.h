@@ -60,7 +60,7 @@ enum class Part { kTrain, kHeldout, kAll };
 // A record by its number in the corpus: files in the order of the config, records in that of the
 // file.
 struct RecordInfo {
-  std::string name;  // first word of the header, JSON id; "#<ordinal>" without one
+  std::string name;  // first word of the header, JSON id or name; "#<ordinal>" without one
   std::filesystem::path file;
   std::int64_t line = 0;    // of its header
   std::int64_t length = 0;  // bases

@@ -1,5 +1,6 @@
 #include "cistron/data/fasta.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -29,6 +30,7 @@ std::uint8_t FlagsOf(std::string_view text, const std::uint8_t* table) {
 std::string_view FastaName(std::string_view header) {
   if (header.starts_with('>')) header.remove_prefix(1);
   return header.substr(0, header.find_first_of(std::string_view(" \t\r\n\x01", 5)));
+  header.remove_prefix(std::min(header.find_first_not_of(" \t"), header.size()));
 }
 
 FastaIndexer::FastaIndexer(std::string file, const SequenceRules& rules)

@@ -45,7 +45,8 @@ class FastaIndexer {
   std::int64_t tag_line_ = 0;
 };
 
-// The name in a header line: what follows '>' up to the first blank.
+// The name in a header line: the first word after '>', blanks before it left out. Empty without
+// one.
 std::string_view FastaName(std::string_view header);
 
 // Bytes of a header that are read for its name.

@@ -12,24 +12,25 @@ namespace {
 
 using nlohmann::json;
 
-// Takes the top-level strings that matter and lets everything else pass: no tree is built.
+// Takes the top-level values that matter and lets everything else pass: no tree is built.
 class LineHandler final : public nlohmann::json_sax<json> {
  public:
   explicit LineHandler(const std::string& wanted) : wanted_(wanted) {}
 
-  bool null() override { return Other(); }
-  bool boolean(bool) override { return Other(); }
-  bool number_integer(number_integer_t) override { return Other(); }
-  bool number_unsigned(number_unsigned_t) override { return Other(); }
-  bool number_float(number_float_t, const string_t&) override { return Other(); }
-  bool binary(binary_t&) override { return Other(); }
+  bool null() override { return Other("null"); }
+  bool boolean(bool) override { return Other("a boolean"); }
+  bool number_integer(number_integer_t n) override { return Number(std::to_string(n)); }
+  bool number_unsigned(number_unsigned_t n) override { return Number(std::to_string(n)); }
+  // `text`: as it stands in the line.
+  bool number_float(number_float_t, const string_t& text) override { return Number(text); }
+  bool binary(binary_t&) override { return Other("binary"); }
   bool start_object(std::size_t) override {
-    Other();
+    Other("an object");
     ++depth_;
     return true;
   }
   bool start_array(std::size_t) override {
-    Other();
+    Other("a list");
     ++depth_;
     return true;
   }
@@ -41,22 +42,22 @@ class LineHandler final : public nlohmann::json_sax<json> {
     --depth_;
     return true;
   }
-  bool key(string_t& name) override {
+  bool key(string_t& text) override {
     if (depth_ == 1) {
-      key_ = name;
-      if (keys.size() < 200) keys += (keys.empty() ? "" : ", ") + name;
+      key_ = text;
+      if (keys.size() < 200) keys += (keys.empty() ? "" : ", ") + text;
     }
     return true;
   }
   bool string(string_t& value) override {
     if (depth_ != 1) return true;
-    const bool preferred = key_ == (wanted_.empty() ? "sequence" : wanted_);
+    const bool preferred = IsSequence();
     if (preferred || (wanted_.empty() && key_ == "text" && !found_preferred_)) {
       found = true;
       found_preferred_ = preferred;
-      record.sequence = std::move(value);
-    } else if (key_ == "id" || (key_ == "name" && record.name.empty())) {
-      record.name = std::move(value);
+      sequence = std::move(value);
+    } else if (NameField* field = Field()) {
+      *field = {.text = std::move(value)};
     }
     return true;
   }
@@ -66,14 +67,36 @@ class LineHandler final : public nlohmann::json_sax<json> {
     return false;
   }
 
-  JsonRecord record;
+  struct NameField {
+    std::string text;               // empty: not given
+    std::string_view wrong_type{};  // what it is instead of a string or a number
+  };
+  std::string sequence;
+  NameField id, name;
   bool found = false, wrong_type = false;
   std::string keys, problem;
 
  private:
-  // A value that is no string: an error where the sequence should be.
-  bool Other() {
-    if (depth_ == 1 && key_ == (wanted_.empty() ? "sequence" : wanted_)) wrong_type = true;
+  bool IsSequence() const { return key_ == (wanted_.empty() ? "sequence" : wanted_); }
+  NameField* Field() { return key_ == "id" ? &id : key_ == "name" ? &name : nullptr; }
+
+  bool Number(std::string text) {
+    if (depth_ != 1) return true;
+    if (IsSequence()) {
+      wrong_type = true;
+    } else if (NameField* field = Field()) {
+      *field = {.text = std::move(text)};
+    }
+    return true;
+  }
+  // A value that is neither: an error where the sequence or the name should be.
+  bool Other(std::string_view what) {
+    if (depth_ != 1) return true;
+    if (IsSequence()) {
+      wrong_type = true;
+    } else if (NameField* field = Field()) {
+      *field = {.text = {}, .wrong_type = what};
+    }
     return true;
   }
 
@@ -106,9 +129,18 @@ JsonRecord ParseJsonLine(std::string_view line, const SequenceRules& rules,
   if (!handler.found) {
     CISTRON_THROW(kBadInput,
                   "{}: no field {} (there are: {}); set data.json_field to the one to read", place,
-                  FieldName(rules), handler.keys.empty() ? "none" : handler.keys);
+                  FieldName(rules), handler.keys.empty() ? "none" : Printable(handler.keys));
   }
-  return std::move(handler.record);
+  const bool named_by_id = !handler.id.text.empty() || !handler.id.wrong_type.empty();
+  LineHandler::NameField& name = named_by_id ? handler.id : handler.name;
+  if (!name.wrong_type.empty()) {
+    // Taken for nameless, records of one name could fall on both sides of a split.
+    CISTRON_THROW(kBadInput,
+                  "{}: field \"{}\" is {}; the name of a record is a string or a number: correct "
+                  "it, or remove the field",
+                  place, named_by_id ? "id" : "name", name.wrong_type);
+  }
+  return {std::move(handler.sequence), std::move(name.text)};
 }
 
 JsonlIndexer::JsonlIndexer(std::string file, const SequenceRules& rules)

@@ -1,8 +1,10 @@
 // JSON lines to an index: one object a line, its sequence in one of its fields.
 //
-// The name of a record is its field "id" or "name" where that is a string. Blank lines are legal.
-// Errors, each with file and line: no JSON object, the field missing or not a string, an empty
-// sequence, a byte that is not of the alphabet. One line is held in memory at a time.
+// The name of a record is its field "id", or "name" where there is no id or an empty one: a string,
+// or a number, whose name is its text. Blank lines are legal.
+// Errors, each with file and line: no JSON object, the field missing or not a string, a name that
+// is neither string nor number, an empty sequence, a byte that is not of the alphabet. One line is
+// held in memory at a time.
 #pragma once
 
 #include <cstdint>

@@ -62,10 +62,11 @@ TEST(Fasta, LegalForms) {
   ExpectRecords(">a b c\r\nAC\r\nGT\r\n", {{"a", "ACGT", 1}});              // CRLF
   ExpectRecords(">a\nACG\nT\nAA\n\n\nCCCCC\n", {{"a", "ACGTAACCCCC", 1}});  // ragged, blank
   ExpectRecords("\n\r\n>a\nAC\n\n>b\n\nGT\n", {{"a", "AC", 3}, {"b", "GT", 6}});
-  ExpectRecords(">a\nacgtNRyk\n", {{"a", "acgtNRyk", 1}});                // lower case, IUPAC
-  ExpectRecords(">a\nAC\n>a\nGT\n", {{"a", "AC", 1}, {"a", "GT", 3}});    // duplicate name
-  ExpectRecords(">\nAC\n> x\nGT\n", {{"#0", "AC", 1}, {"#1", "GT", 3}});  // no name
-  ExpectRecords(">a\n AC GT\t\nA \n", {{"a", "ACGTA", 1}});               // blanks in lines
+  ExpectRecords(">a\nacgtNRyk\n", {{"a", "acgtNRyk", 1}});                    // lower case, IUPAC
+  ExpectRecords(">a\nAC\n>a\nGT\n", {{"a", "AC", 1}, {"a", "GT", 3}});        // duplicate name
+  ExpectRecords(">\nAC\n> \t\r\nGT\n", {{"#0", "AC", 1}, {"#1", "GT", 3}});   // no name
+  ExpectRecords("> a b\nAC\n>\t c\nGT\n", {{"a", "AC", 1}, {"c", "GT", 3}});  // blanks before it
+  ExpectRecords(">a\n AC GT\t\nA \n", {{"a", "ACGTA", 1}});                   // blanks in lines
   ExpectRecords(">a\x01z >c\nAC\n", {{"a", "AC", 1}});
   ExpectRecords(">p\nMKT*-xBZ\n", {{"p", "MKT*-xBZ", 1}}, Rules(Alphabet::kProtein));
   ExpectRecords(">r\nACGU\n", {{"r", "ACGU", 1}}, Rules(Alphabet::kRna));
@@ -162,6 +163,30 @@ TEST(Jsonl, LegalForms) {
 
 TEST(Jsonl, BadInputNamesFileAndLine) {
   const auto message = [](const std::string& text) {
+TEST(Jsonl, TheNameIsIdThenName) {
+  const auto name = [](const std::string& fields) {
+    const SequenceFile file =
+        Parse("{\"sequence\": \"AC\"}\n{" + fields + ", \"sequence\": \"AC\"}");
+    EXPECT_EQ(file.records()[1].name_hash, HashName(file.RecordName(1))) << fields;
+    return file.RecordName(1);
+  };
+  EXPECT_EQ(name(R"("id": "a", "name": "b")"), "a");
+  EXPECT_EQ(name(R"("name": "b", "id": "a")"), "a");
+  EXPECT_EQ(name(R"("name": "b", "id": "")"), "b");
+  EXPECT_EQ(name(R"("id": "", "name": "b")"), "b");
+  EXPECT_EQ(name(R"("name": "")"), "#1");
+  // Numbers are names by their text.
+  EXPECT_EQ(name(R"("id": 17)"), "17");
+  EXPECT_EQ(name(R"("id": 0, "name": "b")"), "0");
+  EXPECT_EQ(name(R"("id": -3)"), "-3");
+  EXPECT_EQ(name(R"("id": 18446744073709551617)"), "18446744073709551617");
+  EXPECT_EQ(name(R"("id": 1.50)"), "1.50");
+  EXPECT_EQ(name(R"("name": 9007199254740993)"), "9007199254740993");
+  EXPECT_EQ(name(R"("x": {"id": 5}, "name": 6)"), "6");
+  // What is not asked for may be anything.
+  EXPECT_EQ(name(R"("id": "a", "name": ["b"])"), "a");
+}
+
     return MessageOf([&] { Parse("{\"sequence\":\"A\"}\n" + text); });
   };
   EXPECT_THAT(message("{\"sequence\": \"AC\"\n"), StartsWith("x.fa:2: malformed JSON: column"));
