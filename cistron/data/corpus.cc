@@ -59,6 +59,20 @@ void CheckConfig(const DataConfig& c) {
                 "data.split=files, but data.heldout names no file");
 }
 
+// A copy of a training file, packed or not, is no held-out file.
+void CheckHeldoutFiles(const Corpus::Impl& impl) {
+  const std::size_t train = impl.config.train.size();
+  for (std::size_t h = train; h < impl.files.size(); ++h) {
+    for (std::size_t t = 0; t < train; ++t) {
+      if (impl.files[h]->content_hash() != impl.files[t]->content_hash()) continue;
+      CISTRON_THROW(kBadInput,
+                    "data.heldout: {} has the content of {}, which is in data.train; what is held "
+                    "out must not be trained on",
+                    impl.files[h]->name(), impl.files[t]->name());
+    }
+  }
+}
+
 std::uint64_t Fingerprint(const Corpus::Impl& impl) {
   const DataConfig& c = impl.config;
   std::string text = fmt::format(
@@ -109,6 +123,7 @@ std::shared_ptr<const Corpus> Corpus::Open(const DataConfig& config) {
       impl->files.push_back(SequenceFile::Open(spec.path, impl->rules, cache));
     }
   }
+  CheckHeldoutFiles(*impl);
 
   const SplitRule& split = config.split;
   // Of 2^64 equal hashes, those below train.

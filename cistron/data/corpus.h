@@ -19,7 +19,7 @@ struct SplitRule {
     kNone,     // everything trains
     kRegion,   // of each record of N bases the first floor(fraction·N) train, the rest is held out
     kRecords,  // whole records: those whose keyed hash falls above the fraction are held out
-    kFiles,    // the files of `heldout` are held out
+    kFiles,    // the files of `heldout` are held out; none may have the content of a training file
   } kind = Kind::kRegion;
   double train_fraction = 0.95;
   // kRecords: a record trains iff Mix64(HashName(name) ^ Mix64(key)) < fraction·2^64. Records of

@@ -68,6 +68,42 @@ TEST(Corpus, RecordsSplitByNameAndKey) {
   EXPECT_EQ(Corpus::Open(config)->train_bases(), 2 * corpus->train_bases());
 }
 
+// JSONL: numbers are names too.
+TEST(Corpus, RecordsOfOneNumberFallOnOneSide) {
+  const TemporaryDirectory scratch;
+  std::string text;
+  for (int i = 0; i < 600; ++i) {
+    text += fmt::format("{{\"id\": {}, \"sequence\": \"{}\"}}\n", i % 200,
+                        std::string(2, "ACG"[i / 200]));
+  }
+  DataConfig config = Config({scratch.Write("a.jsonl", text)});
+  config.split = {SplitRule::Kind::kRecords, 0.5, 0};
+  const auto corpus = Corpus::Open(config);
+  std::string train;
+  for (const std::string& bases : Stretches(*corpus, Part::kTrain)) train += bases;
+  // Each name has one record of each letter, in the same order.
+  const std::size_t names = train.size() / 6;
+  EXPECT_GT(names, 60u);
+  EXPECT_LT(names, 140u);
+  EXPECT_EQ(train, std::string(2 * names, 'A') + std::string(2 * names, 'C') +
+                       std::string(2 * names, 'G'));
+}
+
+TEST(Corpus, ACopyOfATrainingFileIsNotHeldOut) {
+  const TemporaryDirectory scratch;
+  const std::string text = ">a\nACGTACGT\n";
+  DataConfig config = Config({scratch.Write("other.fa", ">b\nAA\n"), scratch.Write("a.fa", text)});
+  config.split.kind = SplitRule::Kind::kFiles;
+  config.cache_dir = scratch.path() / "cache";
+  for (const auto& copy :
+       {scratch.Write("copy.fa", text), scratch.Write("copy.fa.gz", Gzip(text))}) {
+    config.heldout = {{copy}};
+    EXPECT_THAT(MessageOf([&] { Corpus::Open(config); }),
+                AllOf(HasSubstr(copy.string()), HasSubstr("has the content of"),
+                      HasSubstr((scratch.path() / "a.fa").string())));
+  }
+}
+
 TEST(Corpus, FilesSplit) {
   const TemporaryDirectory scratch;
   DataConfig config =
