@@ -170,6 +170,17 @@ TEST(DecodeCache, ReusesPrunesAndRefuses) {
               AllOf(HasSubstr("data.cache_limit_bytes = 5000"), HasSubstr("bgzip")));
 }
 
+// A file that is written anew, with as many bytes and the same first ones, is another.
+TEST(DecodeCache, KnowsAFileByItsModificationTime) {
+  const TemporaryDirectory scratch;
+  const DecodeCacheOptions cache{scratch.path() / "cache"};
+  const fs::path a = scratch.Write("a.fa.gz", Gzip("ACGT"));
+  const fs::path first = DecodedCopy(a, cache);
+  EXPECT_EQ(DecodedCopy(a, cache), first);
+  fs::last_write_time(a, fs::last_write_time(a) + std::chrono::nanoseconds(1000));
+  EXPECT_NE(DecodedCopy(a, cache), first);
+}
+
 TEST(DecodeCache, UnwritableDirectory) {
   const TemporaryDirectory scratch;
   const fs::path file = scratch.Write("file", "x");
