@@ -84,6 +84,19 @@ TEST_F(ProgramTest, InstructionSetIsLimitedByTheEnvironment) {
   EXPECT_THAT(unknown.err, HasSubstr("CISTRON_ISA=avx1024 is no known instruction set"));
 }
 
+TEST_F(ProgramTest, AMisspeltChoiceOfAnImplementationIsAnError) {
+  const char* given = std::getenv("CISTRON_IMPL");
+  const std::string kept = given == nullptr ? "" : given;
+  setenv("CISTRON_IMPL", "atention=ref", 1);
+  const Result misspelt = Train({"train.steps=2"});
+  setenv("CISTRON_IMPL", "attention=ref", 1);
+  const Result right = Train({"train.steps=2"});
+  setenv("CISTRON_IMPL", kept.c_str(), 1);  // empty is as unset
+  EXPECT_EQ(misspelt.status, 2);
+  EXPECT_THAT(misspelt.err, AllOf(HasSubstr("no op 'atention'"), HasSubstr("'attention'")));
+  EXPECT_EQ(right.status, 0) << right.err;
+}
+
 TEST_F(ProgramTest, HelpOfEveryVerbHasExamplesAndSucceeds) {
   const Result all = Run({"--help"});
   EXPECT_EQ(all.status, 0);

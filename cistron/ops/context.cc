@@ -2,14 +2,26 @@
 
 #include "cistron/base/env.h"
 #include "cistron/ops/instruction_set.h"
+#include "cistron/ops/support_matrix.h"
 #include "cistron/tensor/cuda_backend.h"
 
 namespace cistron::ops {
 
-Context::Context()
-    : allocator_(&CpuAllocator()),
-      impl_choice_(std::make_shared<const std::string>(GetEnv("CISTRON_IMPL").value_or(""))) {
+namespace {
+
+// A misspelt op would be ignored in silence otherwise.
+std::shared_ptr<const std::string> ChoiceOfEnvironment() {
+  const std::string choice = GetEnv("CISTRON_IMPL").value_or("");
+  CheckImplChoice(choice);
+  return std::make_shared<const std::string>(choice);
+}
+
+}  // namespace
+
+Context::Context() : allocator_(&CpuAllocator()) {
   LimitInstructionSet();
+  static const std::shared_ptr<const std::string> choice = ChoiceOfEnvironment();
+  impl_choice_ = choice;
 }
 
 Context::Context(Device device) : Context() {

@@ -11,7 +11,7 @@ namespace cistron::ops {
 // Passed to every op. Cheap to copy. Threads are those of base/threads.h.
 class Context {
  public:
-  // A CPU context. Reads CISTRON_IMPL once: "ref", or "attention=ref,gemm=cpu".
+  // A CPU context. Reads CISTRON_IMPL once, "ref" or "attention=ref,gemm=cpu"; wrong names throw.
   Context();
   // A context of any device: its main stream and its allocator. Throws kUnsupported when there is
   // no such device or this build cannot use it.

@@ -1,7 +1,11 @@
 #include "cistron/ops/support_matrix.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
+#include "cistron/base/error.h"
+#include "cistron/base/text.h"
 #include "cistron/ops/activation/activation.h"
 #include "cistron/ops/activation/scaled_activation.h"
 #include "cistron/ops/attention/attention.h"
@@ -236,6 +240,54 @@ std::vector<SupportRow> FormatSupport() {
         rows);
   }
   return rows;
+}
+
+void CheckImplChoice(std::string_view choice) {
+  // What stands in the tables, "quantize bf16" for one problem of quantize.
+  std::map<std::string, std::set<std::string>> ops;
+  std::set<std::string> all;
+  for (const auto& rows : {SupportMatrix(), FormatSupport()}) {
+    for (const SupportRow& row : rows) {
+      ops[row.op.substr(0, row.op.find(' '))].insert(row.impl);
+      all.insert(row.impl);
+    }
+  }
+  const auto nearest = [](const std::string& name, const auto& names) {
+    return *std::min_element(names.begin(), names.end(), [&](const auto& a, const auto& b) {
+      return EditDistance(name, a) < EditDistance(name, b);
+    });
+  };
+  while (!choice.empty()) {
+    const std::size_t comma = std::min(choice.find(','), choice.size());
+    const std::string entry(choice.substr(0, comma));
+    choice.remove_prefix(std::min(comma + 1, choice.size()));
+    if (entry.empty()) continue;
+    const std::size_t equals = entry.find('=');
+    const std::set<std::string>* known = &all;
+    if (equals != std::string::npos) {
+      const std::string op = entry.substr(0, equals);
+      const auto it = ops.find(op);
+      if (it == ops.end()) {
+        std::set<std::string> names;
+        for (const auto& [name, impls] : ops) names.insert(name);
+        CISTRON_THROW(kBadInput,
+                      "CISTRON_IMPL: {}: there is no op '{}'; the nearest is '{}' (`cistron info "
+                      "--ops` lists all)",
+                      Printable(entry), Printable(op), nearest(op, names));
+      }
+      known = &it->second;
+    }
+    const std::string impl = equals == std::string::npos ? entry : entry.substr(equals + 1);
+    if (known->contains(impl)) continue;
+    CISTRON_THROW(kBadInput,
+                  "CISTRON_IMPL: {}: there is no implementation '{}'{}; the nearest is '{}' "
+                  "(`cistron info --ops` lists all)",
+                  Printable(entry), Printable(impl),
+                  equals == std::string::npos
+                      ? std::string()
+                      : fmt::format(" of {}", Printable(entry.substr(0, equals))),
+                  nearest(impl, *known));
+  }
 }
 
 std::string FormatSupportMatrix() {

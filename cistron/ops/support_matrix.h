@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cistron/ops/implementation.h"
@@ -20,5 +21,9 @@ std::vector<SupportRow> FormatSupport();
 // Both as Markdown tables, a line for each op and implementation (and format); reasons of refusals
 // in place.
 std::string FormatSupportMatrix();
+
+// Throws kBadInput, naming the nearest, unless every op and implementation that `choice` names is
+// there. `choice`: a value of CISTRON_IMPL.
+void CheckImplChoice(std::string_view choice);
 
 }  // namespace cistron::ops

@@ -6,8 +6,13 @@
 #include <map>
 #include <set>
 
+#include "cistron/base/error.h"
+
 namespace cistron::ops {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 TEST(SupportMatrix, ReferenceRunsEveryFloatAndComesLast) {
   std::map<std::string, std::string> last;
@@ -45,6 +50,39 @@ TEST(SupportMatrix, EveryFormatAndScalingRunsAndTheReferenceComesLast) {
   EXPECT_EQ(last.size(), 3u);  // quantize of two dtypes, products
   for (const auto& [op, impl] : last) EXPECT_EQ(impl, "ref") << op;
   EXPECT_EQ(seen.size(), 5u * 2 * 2 * 5);  // ops and directions, implementations, formats, scalings
+}
+
+TEST(ImplChoice, NamesThatAreThereAreAccepted) {
+  for (const char* choice :
+       {"", "ref", "cpu", "attention=ref", "attention=ref,gemm=cpu", "quantize=ref,cpu",
+        "activation=ref,quantized_gemm=cpu,", "grouped_mlp=ref"}) {
+    EXPECT_NO_THROW(CheckImplChoice(choice)) << choice;
+  }
+  for (const auto& rows : {SupportMatrix(), FormatSupport()}) {
+    for (const SupportRow& row : rows) {
+      EXPECT_NO_THROW(CheckImplChoice(row.op.substr(0, row.op.find(' ')) + "=" + row.impl));
+    }
+  }
+}
+
+TEST(ImplChoice, AMisspeltNameIsAnErrorThatNamesTheNearest) {
+  const auto error = [](const char* choice) {
+    try {
+      CheckImplChoice(choice);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::kBadInput);
+      return e.message();
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(error("atention=ref"), AllOf(HasSubstr("CISTRON_IMPL: atention=ref: there is no op"),
+                                           HasSubstr("nearest is 'attention'")));
+  EXPECT_THAT(error("gemm=cpu,grouped_gem=ref"), HasSubstr("nearest is 'grouped_gemm'"));
+  EXPECT_THAT(error("Attention=ref"), HasSubstr("nearest is 'attention'"));
+  EXPECT_THAT(error("gemm=reff"),
+              AllOf(HasSubstr("no implementation 'reff' of gemm"), HasSubstr("nearest is 'ref'")));
+  EXPECT_THAT(error("rf"), AllOf(HasSubstr("no implementation 'rf';"), HasSubstr("'ref'")));
+  EXPECT_THAT(error("gemm="), HasSubstr("no implementation '' of gemm"));
 }
 
 // Lines of a table, which all have as many cells as its head.

@@ -103,8 +103,8 @@ class Trainer {
   Trainer(const LoadedConfig& loaded, const TrainHooks& hooks)
       : config_(loaded.config),
         hooks_(hooks),
-        corpus_(data::Corpus::Open(DataOf(config_))),
         ctx_(ops::Context(config_.ComputeDevice()).WithStrict(config_.strict)),
+        corpus_(data::Corpus::Open(DataOf(config_))),
         model_(ctx_, ModelOf(config_), ModelDType(config_.precision)),
         optimizer_(ctx_, model_.store, OptimizerOptions(config_.optim)),
         stream_(std::make_unique<data::TrainingStream>(corpus_, config_.seed,
@@ -387,8 +387,8 @@ class Trainer {
 
   RunConfig config_;
   TrainHooks hooks_;
+  ops::Context ctx_;  // before the data is read: the machine may refuse
   std::shared_ptr<const data::Corpus> corpus_;
-  ops::Context ctx_;
   model::LocalMixtral model_;
   optim::AdamWOptimizer optimizer_;
   quant::Recipe recipe_ = MakeRecipe(config_.precision, config_.recipe);
