@@ -97,6 +97,15 @@ TEST_F(ProgramTest, AMisspeltChoiceOfAnImplementationIsAnError) {
   EXPECT_EQ(right.status, 0) << right.err;
 }
 
+// The whole message, whatever a name holds.
+TEST_F(ProgramTest, NamesWithControlBytesCutNoMessage) {
+  const std::string file = File("nul.fa", std::string(">a\0b\nACGT\n", 10));
+  const Result r = Train({"data.train=" + file});
+  EXPECT_EQ(r.status, 2);
+  EXPECT_THAT(r.err, AllOf(HasSubstr("record 'a\\x00b': NUL byte in the header line"),
+                           HasSubstr("the file is binary or damaged\n")));
+}
+
 TEST_F(ProgramTest, HelpOfEveryVerbHasExamplesAndSucceeds) {
   const Result all = Run({"--help"});
   EXPECT_EQ(all.status, 0);

@@ -65,11 +65,18 @@ int StatusOf(ErrorCode code) {
   return kRuntimeFailure;
 }
 
+// By length: a message may quote a NUL.
+void PrintError(std::string_view message) {
+  std::fputs("error: ", stderr);
+  std::fwrite(message.data(), 1, message.size(), stderr);
+  std::fputc('\n', stderr);
+}
+
 int RunCommand(Command& command) {
   try {
     return command.Run();
   } catch (const Error& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
+    PrintError(error.message());
     if (error.code() == ErrorCode::kInternal) {
       std::fprintf(stderr, "this is a bug in cistron %s (%s); please report it\n", kVersion,
                    error.where().c_str());

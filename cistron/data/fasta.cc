@@ -6,6 +6,7 @@
 
 #include "cistron/base/error.h"
 #include "cistron/base/philox.h"
+#include "cistron/base/text.h"
 
 namespace cistron::data {
 namespace {
@@ -29,15 +30,19 @@ std::uint8_t FlagsOf(std::string_view text, const std::uint8_t* table) {
 
 std::string_view FastaName(std::string_view header) {
   if (header.starts_with('>')) header.remove_prefix(1);
-  return header.substr(0, header.find_first_of(std::string_view(" \t\r\n\x01", 5)));
   header.remove_prefix(std::min(header.find_first_not_of(" \t"), header.size()));
+  return header.substr(0, header.find_first_of(std::string_view(" \t\r\n\x01", 5)));
 }
 
 FastaIndexer::FastaIndexer(std::string file, const SequenceRules& rules)
     : file_(std::move(file)), rules_(rules) {}
 
+std::string FastaIndexer::ShownName() const {
+  return Printable(FastaName(name_));
+}
+
 std::string FastaIndexer::Place() const {
-  return in_record_ ? fmt::format("{}:{}: record '{}'", file_, line_, FastaName(name_))
+  return in_record_ ? fmt::format("{}:{}: record '{}'", file_, line_, ShownName())
                     : fmt::format("{}:{}", file_, line_);
 }
 
@@ -165,11 +170,11 @@ void FastaIndexer::FinishRecord() {
   if (record_.length == 0) {
     CISTRON_THROW(kBadInput,
                   "{}:{}: record '{}' has no sequence; remove its header or add the bases", file_,
-                  record_.line, FastaName(name_));
+                  record_.line, ShownName());
   }
   if (tag_.open != 0) {
     CISTRON_THROW(kBadInput, "{}:{}: record '{}': the tag opened here by '{}' is never closed",
-                  file_, tag_line_, FastaName(name_), rules_.tag_delimiters[tag_.open - 1u]);
+                  file_, tag_line_, ShownName(), rules_.tag_delimiters[tag_.open - 1u]);
   }
   index_.records.push_back(record_);
   in_record_ = false;

@@ -29,6 +29,7 @@ class FastaIndexer {
   void SequenceByBytes(std::string_view text);
   void StartRecord();
   void FinishRecord();
+  std::string ShownName() const;  // of the present record, for messages
   std::string Place() const;
 
   std::string file_;

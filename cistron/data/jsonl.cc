@@ -184,7 +184,7 @@ void JsonlIndexer::Line(std::string_view line) {
   if (sequence.empty()) {
     CISTRON_THROW(kBadInput,
                   "{}: record '{}' has no sequence: the field {} is empty; remove the line", place,
-                  name, FieldName(rules_));
+                  Printable(name), FieldName(rules_));
   }
   // The bytes of an unescaped value stand in the line as they are; wherever they are found they are
   // the same bytes, so they can be read from there.
@@ -209,15 +209,15 @@ void JsonlIndexer::Line(std::string_view line) {
     std::uint8_t flags = rules_.table->flags(static_cast<unsigned char>(c));
     if (!bytes && (flags & kBlank)) flags |= kIllegal;
     if (c == '\0' || ((flags & kIllegal) && !in_tag)) {
-      CISTRON_THROW(kBadInput, "{}: record '{}', position {} of the sequence: {}", place, name,
-                    position + 1,
+      CISTRON_THROW(kBadInput, "{}: record '{}', position {} of the sequence: {}", place,
+                    Printable(name), position + 1,
                     ExplainIllegalByte(rules_.table->alphabet(), static_cast<unsigned char>(c),
                                        std::string_view(sequence).substr(i < 32 ? 0 : i - 32, 64)));
     }
   }
   if (tag.open != 0) {
-    CISTRON_THROW(kBadInput, "{}: record '{}': a tag opened by '{}' is never closed", place, name,
-                  rules_.tag_delimiters[tag.open - 1u]);
+    CISTRON_THROW(kBadInput, "{}: record '{}': a tag opened by '{}' is never closed", place,
+                  Printable(name), rules_.tag_delimiters[tag.open - 1u]);
   }
   index_.records.push_back(record);
 }

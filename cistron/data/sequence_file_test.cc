@@ -93,6 +93,8 @@ TEST(Fasta, BadInputNamesThePlaceAndTheRemedy) {
   EXPECT_THAT(message(std::string(">a\nAC\0T\n", 8)),
               AllOf(StartsWith("x.fa:2: record 'a', column 3: character 0x00 (NUL)")));
   EXPECT_THAT(message(std::string(">a\0b\nACT\n", 9)), HasSubstr("NUL byte in the header"));
+  EXPECT_THAT(message(std::string(">a\0b\nACT\n", 9)), StartsWith("x.fa:1: record 'a\\x00b': NUL"));
+  EXPECT_THAT(message(">a\x1b[2J\nA!\n"), HasSubstr("record 'a\\x1b[2J', column 2"));
   EXPECT_THAT(message(">a\nMKVLAAGIE\n"), HasSubstr("data.alphabet=protein"));
   EXPECT_THAT(message("hello world\n"), StartsWith("x.fa:1: no FASTA: text '"));
   EXPECT_THAT(message("@read1\nACGT\n+\nIIII\n"), HasSubstr("FASTQ"));
@@ -161,8 +163,6 @@ TEST(Jsonl, LegalForms) {
   ExpectRecords("{\"sequence\": 5, \"dna\": \"\\u0041CG\"}\n", {{"#0", "ACG", 1}}, rules);
 }
 
-TEST(Jsonl, BadInputNamesFileAndLine) {
-  const auto message = [](const std::string& text) {
 TEST(Jsonl, TheNameIsIdThenName) {
   const auto name = [](const std::string& fields) {
     const SequenceFile file =
@@ -187,6 +187,8 @@ TEST(Jsonl, TheNameIsIdThenName) {
   EXPECT_EQ(name(R"("id": "a", "name": ["b"])"), "a");
 }
 
+TEST(Jsonl, BadInputNamesFileAndLine) {
+  const auto message = [](const std::string& text) {
     return MessageOf([&] { Parse("{\"sequence\":\"A\"}\n" + text); });
   };
   EXPECT_THAT(message("{\"sequence\": \"AC\"\n"), StartsWith("x.fa:2: malformed JSON: column"));
@@ -199,6 +201,16 @@ TEST(Jsonl, TheNameIsIdThenName) {
   EXPECT_THAT(message("{\"sequence\": \"ACxG\", \"id\": \"q\"}\n"),
               HasSubstr("x.fa:2: record 'q', position 3 of the sequence: character 'x'"));
   EXPECT_THAT(message("{\"sequence\": \"AC\\u0000G\"}\n"), HasSubstr("NUL"));
+  EXPECT_THAT(message("{\"id\": \"a\\u0000\\nb\", \"sequence\": \"\"}\n"),
+              HasSubstr("record 'a\\x00\\x0ab' has no sequence"));
+  for (const auto& [value, what] :
+       {std::pair{"null", "null"}, {"true", "a boolean"}, {"[1]", "a list"}, {"{}", "an object"}}) {
+    for (const char* field : {"id", "name"}) {
+      EXPECT_THAT(
+          message(fmt::format("{{\"{}\": {}, \"sequence\": \"AC\"}}\n", field, value)),
+          StartsWith(fmt::format("x.fa:2: field \"{}\" is {}; the name of a record", field, what)));
+    }
+  }
   EXPECT_THAT(message("{\"sequence\": \"AC G\"}\n"), HasSubstr("position 3"));
 }
 
