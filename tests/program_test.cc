@@ -334,6 +334,22 @@ TEST_F(ProgramTest, WhatTrainReadsEvalAndScoreReadToo) {
   }
 }
 
+TEST_F(ProgramTest, AModelWhoseVocabularyLacksLettersIsRefusedEarly) {
+  ASSERT_EQ(Train({"train.steps=2"}).status, 0);
+  const std::string run = tiny_.path("run").string(), fasta = tiny_.path("tiny.fa").string();
+  for (const char* verb : {"eval", "score"}) {
+    SCOPED_TRACE(verb);
+    const Result bytes = Run({verb, run, "--data", fasta, "--alphabet", "bytes"});
+    EXPECT_EQ(bytes.status, 2);
+    EXPECT_THAT(bytes.err, AllOf(StartsWith("error: " + run), HasSubstr("vocabulary of 128"),
+                                 HasSubstr("'bytes'"), HasSubstr("256"), HasSubstr("--alphabet")));
+    const Result letters = Run({verb, Golden("mixtral_tiny"), "--data", fasta, "--seq-len", "16"});
+    EXPECT_EQ(letters.status, 2);
+    EXPECT_THAT(letters.err, AllOf(HasSubstr("is too small for the alphabet 'dna'"),
+                                   HasSubstr("128; give a model with such a vocabulary\n")));
+  }
+}
+
 TEST_F(ProgramTest, WeightsAloneDoNotResume) {
   ASSERT_EQ(Train({}).status, 0);
   const std::string run = tiny_.path("run").string();

@@ -50,6 +50,17 @@ void EvaluationOptions::Prepare() {
                   "max_position_embeddings, {}",
                   rules_.seq_len, config.max_position_embeddings);
   }
+  const std::int64_t ids = data::SmallestVocabulary(rules_.alphabet);
+  if (config.vocab_size < ids) {
+    const bool bytes = rules_.alphabet == data::Alphabet::kBytes;
+    CISTRON_THROW(kBadInput,
+                  "{}: its vocabulary of {} is too small for the alphabet '{}', whose token ids "
+                  "are byte values and need {}; give a model with such a vocabulary{}",
+                  model_, config.vocab_size, data::AlphabetName(rules_.alphabet), ids,
+                  bytes && config.vocab_size >= data::SmallestVocabulary(data::Alphabet::kDna)
+                      ? ", or --alphabet for the letters that it knows"
+                      : "");
+  }
 }
 
 std::string EvaluationOptions::FileOption() const {

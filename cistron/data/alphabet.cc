@@ -91,6 +91,10 @@ std::string_view ByteTable::OwnLetters() const {
   return "";
 }
 
+std::int64_t SmallestVocabulary(Alphabet alphabet) {
+  return alphabet == Alphabet::kBytes ? kVocabSize : 128;
+}
+
 std::string_view AlphabetName(Alphabet alphabet) {
   switch (alphabet) {
     case Alphabet::kDna: return "dna";

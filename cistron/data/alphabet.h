@@ -55,6 +55,10 @@ class ByteTable {
   std::array<unsigned char, 256> complement_{};
 };
 
+// The smallest vocabulary that holds every token id of an alphabet: ids are byte values, ASCII for
+// letters, anything for bytes.
+std::int64_t SmallestVocabulary(Alphabet alphabet);
+
 // "dna", "rna", "protein", "bytes".
 std::string_view AlphabetName(Alphabet alphabet);
 // The alphabet of that name; nothing for other texts.

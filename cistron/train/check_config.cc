@@ -203,9 +203,7 @@ void CheckModel(const LoadedConfig& loaded) {
   } catch (const Error& e) {
     CISTRON_THROW(kBadInput, "model.*: {}", e.message());
   }
-  // Token ids are the bytes of the sequence: ASCII for letters, anything for bytes.
-  const bool bytes = loaded.config.data.alphabet == data::Alphabet::kBytes;
-  const std::int64_t ids = bytes ? 256 : 128;
+  const std::int64_t ids = data::SmallestVocabulary(loaded.config.data.alphabet);
   if (m.vocab_size < ids) {
     CISTRON_THROW(kBadInput,
                   "{}: vocabulary {} is too small; token ids are byte values, so it must "
