@@ -199,9 +199,9 @@ class Assembler {
                     ToString(part.shape),
                     transposed ? "; it is stored transposed, weights are [out, in]" : "");
     }
-    if (entry.dtype != DType::kF32 && entry.dtype != DType::kBF16 && entry.dtype != DType::kF16 &&
-        entry.dtype != DType::kF64) {
-      CISTRON_THROW(kUnsupported, "{}: tensor {} is {}; weights must be f32, bf16 or f16",
+    if (entry.dtype != DType::kF32 && entry.dtype != DType::kBF16 && entry.dtype != DType::kF16) {
+      CISTRON_THROW(kUnsupported,
+                    "{}: tensor {} is {}; weights must be f32, bf16 or f16; store them as such",
                     place->file->path().string(), io::Quoted(part.name), Name(entry.dtype));
     }
     taken_.insert(part.name);

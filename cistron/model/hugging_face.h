@@ -3,8 +3,8 @@
 // Reads config.json and model.safetensors, or the shards that model.safetensors.index.json names;
 // experts as published (block_sparse_moe.experts.N.w1/w2/w3, block_sparse_moe.gate) or stacked
 // (mlp.experts.gate_up_proj, mlp.experts.down_proj, mlp.gate). Every tensor is accounted for: a
-// missing, an unexpected or a misshapen one is an error that names it. Writes what save_pretrained
-// writes.
+// missing, an unexpected or a misshapen one is an error that names it, as is one that is not f32,
+// bf16 or f16. Writes what save_pretrained writes.
 #pragma once
 
 #include <cstdint>

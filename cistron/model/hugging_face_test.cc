@@ -208,6 +208,10 @@ TEST_F(HuggingFace, ConvertDropsExperts) {
   changed = stored;
   changed[0].tensor = Tensor::Zeros(changed[0].tensor.shape(), DType::kI32);
   EXPECT_THAT(load_error(changed), AllOf(HasSubstr("unsupported"), HasSubstr("i32")));
+  // Even where all are.
+  for (auto& t : changed) t.tensor = Tensor::Zeros(t.tensor.shape(), DType::kF64);
+  EXPECT_THAT(load_error(changed), AllOf(HasSubstr("unsupported"), HasSubstr(" is f64; weights"),
+                                         HasSubstr("f32, bf16 or f16")));
   changed = stored;
   for (auto& t : changed) {
     if (t.name == "model.layers.0.block_sparse_moe.experts.3.w2.weight")
