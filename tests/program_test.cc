@@ -261,6 +261,13 @@ TEST_F(ProgramTest, TrainThenEvalScoreConvertInspectReport) {
   EXPECT_THAT(io::ReadFile(tiny_.path("run") / "scores.tsv"),
               AllOf(HasSubstr("\tfirst\t3000\t"), HasSubstr("\tsecond\t1500\t")));
 
+  // Names cannot end a field or a line.
+  const std::string odd =
+      File("odd.jsonl", "{\"id\": \"a\\tb\\n\\\\c\", \"sequence\": \"ACGTACGT\"}\n");
+  const Result escaped = Run({"score", run, "--data", odd});
+  EXPECT_EQ(escaped.status, 0) << escaped.err;
+  EXPECT_THAT(escaped.out, HasSubstr("odd.jsonl\ta\\x09b\\x0a\\x5cc\t8\t7\t"));
+
   const std::string stacked = tiny_.path("stacked").string(), again = tiny_.path("again").string(),
                     checkpoint = tiny_.path("checkpoint").string();
   EXPECT_EQ(Run({"convert", run, stacked, "--layout", "stacked"}).status, 0);

@@ -4,6 +4,7 @@
 #include "apps/cistron/commands.h"
 #include "apps/cistron/evaluation_options.h"
 #include "cistron/base/error.h"
+#include "cistron/base/text.h"
 #include "cistron/data/stream.h"
 #include "cistron/train/evaluate.h"
 #include "cistron/train/run_directory.h"
@@ -71,7 +72,7 @@ class EvalCommand final : public Command {
 
  private:
   static void Line(const std::string& what, const train::EvaluationResult& r) {
-    fmt::print("{}\t{}\t{}\n", what, r.bases, Columns(r));
+    fmt::print("{}\t{}\t{}\n", EscapedField(what), r.bases, Columns(r));
   }
 
   // The run directory given, or that in which the checkpoint given lies.

@@ -6,6 +6,7 @@
 #include "apps/cistron/commands.h"
 #include "apps/cistron/evaluation_options.h"
 #include "cistron/base/error.h"
+#include "cistron/base/text.h"
 #include "cistron/io/file.h"
 #include "cistron/train/score.h"
 
@@ -21,6 +22,7 @@ class ScoreCommand final : public Command {
   std::string footer() const override {
     return "Tab-separated: file, record, length, bases (scored), loss (nats a base), perplexity,\n"
            "bits_per_base; NA where a record has nothing to score. Rules as in `cistron eval`.\n"
+           "Control bytes and backslashes in names are written \\xNN.\n"
            "Examples:\n"
            "  cistron score runs/L0_sanity/final --data genes.fa\n"
            "  cistron score runs/L0_sanity --data genes.fa.gz --output scores.tsv";
@@ -42,8 +44,9 @@ class ScoreCommand final : public Command {
       train::ScoreRecords(m->model, *corpus, stream, evaluation_.batch_tokens(),
                           [&](std::int64_t index, const train::EvaluationResult& r) {
                             const data::RecordInfo info = corpus->record(index);
-                            table += fmt::format("{}\t{}\t{}\t{}\t{}\n", file, info.name,
-                                                 info.length, r.bases, Columns(r));
+                            table += fmt::format("{}\t{}\t{}\t{}\t{}\n", EscapedField(file),
+                                                 EscapedField(info.name), info.length, r.bases,
+                                                 Columns(r));
                             if (output_.empty()) Flush(table);
                           });
     }
