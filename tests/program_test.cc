@@ -267,6 +267,16 @@ TEST_F(ProgramTest, TrainThenEvalScoreConvertInspectReport) {
   const Result escaped = Run({"score", run, "--data", odd});
   EXPECT_EQ(escaped.status, 0) << escaped.err;
   EXPECT_THAT(escaped.out, HasSubstr("odd.jsonl\ta\\x09b\\x0a\\x5cc\t8\t7\t"));
+  // Before anything is computed, and by the name that was given.
+  for (const std::string& nowhere : {run + "/absent/scores.tsv", run}) {
+    for (const char* verb : {"score", "report"}) {
+      const Result r =
+          Run({verb, run, "--output", nowhere, verb == std::string("score") ? "--data" : "--curve",
+               verb == std::string("score") ? fasta : nowhere});
+      EXPECT_EQ(r.status, 2) << r.err;
+      EXPECT_THAT(r.err, AllOf(StartsWith("error: " + nowhere + ": "), Not(HasSubstr("-tmp-"))));
+    }
+  }
 
   const std::string stacked = tiny_.path("stacked").string(), again = tiny_.path("again").string(),
                     checkpoint = tiny_.path("checkpoint").string();

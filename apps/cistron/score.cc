@@ -34,6 +34,7 @@ class ScoreCommand final : public Command {
 
   int Run() override {
     if (evaluation_.files().empty()) CISTRON_THROW(kBadInput, "score: give --data FILE");
+    if (!output_.empty()) io::CheckOutputFile(output_);
     evaluation_.Prepare();
     const auto m = evaluation_.Load();
     const quant::Autocast recipe = evaluation_.Recipe();

@@ -130,9 +130,10 @@ void SyncDirectory(const fs::path& directory) {
   if (::fsync(fd.get()) != 0 && errno != EINVAL) ThrowIo("sync the directory", directory, errno);
 }
 
-FileWriter::FileWriter(fs::path path) : path_(std::move(path)) {
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd_ < 0) ThrowIo("create the file", path_, errno);
+FileWriter::FileWriter(fs::path path, fs::path shown)
+    : shown_(shown.empty() ? path : std::move(shown)) {
+  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd_ < 0) ThrowIo("create the file", shown_, errno);
   // Held while the file is open: RemoveStaleTemporaries leaves it alone. Some file systems refuse.
   (void)::flock(fd_, LOCK_EX | LOCK_NB);
 }
@@ -147,16 +148,16 @@ void FileWriter::Write(const void* data, std::size_t bytes) {
   while (bytes > 0) {
     const ssize_t written = ::write(fd_, p, std::min(bytes, kMostAtOnce));
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) ThrowIo("write", path_, errno);
+    if (written < 0) ThrowIo("write", shown_, errno);
     p += written;
     bytes -= static_cast<std::size_t>(written);
   }
 }
 
 void FileWriter::Close() {
-  if (::fsync(fd_) != 0) ThrowIo("sync", path_, errno);
+  if (::fsync(fd_) != 0) ThrowIo("sync", shown_, errno);
   const int fd = std::exchange(fd_, -1);
-  if (::close(fd) != 0) ThrowIo("close", path_, errno);
+  if (::close(fd) != 0) ThrowIo("close", shown_, errno);
 }
 
 void WriteNewFile(const fs::path& path, std::string_view content) {
@@ -165,10 +166,24 @@ void WriteNewFile(const fs::path& path, std::string_view content) {
   writer.Close();
 }
 
+void CheckOutputFile(const fs::path& path) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) {
+    CISTRON_THROW(kAlreadyExists, "{}: is a directory, not a file to write", path.string());
+  }
+  if (!fs::is_directory(ParentOf(path), ignored)) {
+    CISTRON_THROW(kNotFound, "{}: cannot be written: there is no directory {}; make it first",
+                  path.string(), ParentOf(path).string());
+  }
+}
+
 void WriteFileAtomically(const fs::path& path, std::string_view content) {
+  CheckOutputFile(path);
   const fs::path temporary = TemporaryBeside(path);
   try {
-    WriteNewFile(temporary, content);
+    FileWriter writer(temporary, path);
+    writer.Write(content);
+    writer.Close();
     if (::rename(temporary.c_str(), path.c_str()) != 0) ThrowIo("replace the file", path, errno);
   } catch (...) {
     ::unlink(temporary.c_str());
@@ -180,7 +195,7 @@ void WriteFileAtomically(const fs::path& path, std::string_view content) {
 AtomicDirectory::AtomicDirectory(const fs::path& final_path)
     : final_(WithoutTrailingSlash(final_path)), temporary_(TemporaryBeside(final_)) {
   CreateParents(final_);
-  if (::mkdir(temporary_.c_str(), 0777) != 0) ThrowIo("create the directory", temporary_, errno);
+  if (::mkdir(temporary_.c_str(), 0777) != 0) ThrowIo("create the directory", final_, errno);
   lock_fd_ = TryLock(temporary_);
 }
 

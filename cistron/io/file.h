@@ -16,7 +16,12 @@ namespace cistron::io {
 // Reads a whole file. Throws kNotFound or kIo with the path.
 std::string ReadFile(const std::filesystem::path& path);
 
-// Temporary file, fsync, rename, fsync of the directory. Throws kIo with the path and reason.
+// Throws kNotFound when there is no directory to hold a file of this path, and kAlreadyExists when
+// the path is a directory: to be asked before long work whose result goes there.
+void CheckOutputFile(const std::filesystem::path& path);
+
+// Temporary file, fsync, rename, fsync of the directory. Throws as CheckOutputFile does, and kIo
+// with the path, never that of the temporary file, and the reason.
 void WriteFileAtomically(const std::filesystem::path& path, std::string_view content);
 
 // fsync of a directory: makes a rename in it durable.
@@ -25,7 +30,8 @@ void SyncDirectory(const std::filesystem::path& directory);
 // A new file, written from front to back. Every failure throws kIo with the path and the reason.
 class FileWriter {
  public:
-  explicit FileWriter(std::filesystem::path path);
+  // Messages name `shown`; empty: `path`.
+  explicit FileWriter(std::filesystem::path path, std::filesystem::path shown = {});
   ~FileWriter();  // closes without fsync when Close was not called
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
@@ -35,7 +41,7 @@ class FileWriter {
   void Close();  // fsync, then close
 
  private:
-  std::filesystem::path path_;
+  std::filesystem::path shown_;
   int fd_ = -1;
 };
 
