@@ -30,6 +30,7 @@ class BenchCommand final : public Command {
                    "number format");
     options.Choice("--device", device_, {"cpu", "cuda"}, "where to compute");
     options.Option("--threads", threads_, "0: all that the machine grants");
+    options.Flag("--profile", profile_, "then one step more, and where its time goes, on stderr");
     options.Option("--steps", steps_, "measured steps");
     options.Option("--micro-rows", micro_rows_, "sequences computed at once; 0: the whole batch");
   }
@@ -41,7 +42,9 @@ class BenchCommand final : public Command {
         train::BenchTrainStep(MakeContext(device_), shape,
                               {.precision = train::ParsePrecision(precision_),
                                .steps = steps_,
-                               .micro_rows = micro_rows_});
+                               .micro_rows = micro_rows_,
+                               .profile = profile_});
+    fmt::print(stderr, "{}", r.profile);
     fmt::print(
         "{{\"model\": \"{}\", \"precision\": \"{}\", \"threads\": {}, \"tokens_per_s\": {:.0f}, "
         "\"ms\": {:.1f}, \"fastest_ms\": {:.1f}, \"rss_mib\": {}, \"device_peak_mib\": {}, "
@@ -53,6 +56,7 @@ class BenchCommand final : public Command {
 
  private:
   std::string model_ = "small", precision_ = "fp32", device_ = "cpu";
+  bool profile_ = false;
   std::int64_t threads_ = 0, steps_ = 7, micro_rows_ = 0;
 };
 

@@ -67,4 +67,10 @@ Context Context::WithAllocator(Allocator& allocator) const {
   return copy;
 }
 
+Context Context::WithRecorder(OpRecorder* recorder) const {
+  Context copy = *this;
+  copy.recorder_ = recorder;
+  return copy;
+}
+
 }  // namespace cistron::ops

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "cistron/ops/op_recorder.h"
 #include "cistron/tensor/tensor.h"
 
 namespace cistron::ops {
@@ -43,12 +44,16 @@ class Context {
   // A copy of this context that takes memory from `allocator`, which must outlive it and its
   // tensors.
   Context WithAllocator(Allocator& allocator) const;
+  // A copy of this context whose ops `recorder` hears of; it must outlive the copy. Null: nobody.
+  Context WithRecorder(OpRecorder* recorder) const;
+  OpRecorder* recorder() const { return recorder_; }
 
  private:
   Stream stream_;
   Allocator* allocator_;
   std::shared_ptr<const std::string> impl_choice_;
   bool strict_ = false;
+  OpRecorder* recorder_ = nullptr;
 };
 
 // How an op leaves its result in an output tensor.

@@ -56,6 +56,7 @@ const Run& Select(const Context& ctx, std::string_view op,
                       "set strict=false",
                       op, impl.name, reasons);
       }
+      if (ctx.recorder() != nullptr) ctx.recorder()->Begin(op, impl.name);
       return impl.run;
     }
     reasons += fmt::format("\n  {}: {}", impl.name, support.reason);

@@ -43,6 +43,22 @@ HostMemory PinnedHostMemory();
 void Copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes);
 // Sets every byte, in the order of the main stream.
 void FillBytes(void* data, Device device, unsigned char value, std::size_t bytes);
+// A moment in the order of a device's main stream.
+class Event {
+ public:
+  explicit Event(Device device);
+  ~Event();
+  Event(Event&& other) noexcept;
+  Event& operator=(Event&&) = delete;
+  void Record();
+  // Milliseconds from `earlier` to this, both recorded; waits for this one.
+  double MillisecondsSince(const Event& earlier) const;
+
+ private:
+  Device device_;
+  void* handle_ = nullptr;
+};
+
 // Waits for all work of the device; throws what went wrong on it.
 void Synchronize(Device device);
 

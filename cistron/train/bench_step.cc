@@ -11,6 +11,7 @@
 #include "cistron/base/philox.h"
 #include "cistron/model/local_mixtral.h"
 #include "cistron/ops/cross_entropy/cross_entropy.h"
+#include "cistron/train/profile.h"
 #include "cistron/train/training_step.h"
 
 namespace cistron::train {
@@ -94,8 +95,10 @@ BenchShape NamedBenchShape(const std::string& name) {
                 fmt::join(BenchShapeNames(), ", "));
 }
 
-BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,
+BenchResult BenchTrainStep(const ops::Context& given, const BenchShape& shape,
                            const BenchOptions& options) {
+  Profile profile(given.device());
+  const ops::Context ctx = options.profile ? given.WithRecorder(&profile) : given;
   CISTRON_CHECK(options.steps >= 1 && options.warmup >= 0,
                 "bench: {} measured steps after {} are not at least 1 after 0", options.steps,
                 options.warmup);
@@ -126,6 +129,12 @@ BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
     if (i >= options.warmup) ms.push_back(took.count());
     result.loss = step.loss + shape.model.router_aux_loss_coef * step.aux_loss;
+  }
+  if (options.profile) {
+    profile.Start();
+    TrainStep(ctx, m, optimizer, micro, totals, 1e-3);
+    profile.End();
+    result.profile = profile.Table();
   }
   std::sort(ms.begin(), ms.end());
   result.ms = ms[ms.size() / 2];

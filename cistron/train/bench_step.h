@@ -27,6 +27,7 @@ struct BenchOptions {
   std::int64_t steps = 7;       // measured
   std::int64_t warmup = 2;      // before them
   std::int64_t micro_rows = 0;  // rows computed at once; 0: all
+  bool profile = false;         // one step more, op by op
 };
 struct BenchResult {
   double tokens_per_s = 0;  // of the median step
@@ -34,6 +35,7 @@ struct BenchResult {
   double fastest_ms = 0;
   std::int64_t device_peak_mib = 0;  // of tensors on a GPU
   std::int64_t rss_mib = 0;          // peak resident memory less its peak before the model existed
+  std::string profile;               // Profile::Table of one step, where asked for
   double loss = 0;                   // of the last step, auxiliary loss included
 };
 BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,

@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "cistron/tensor/cuda/check.h"
 
@@ -189,6 +190,34 @@ void Copy(void* to, Device to_device, const void* from, Device from_device, std:
 void FillBytes(void* data, Device device, unsigned char value, std::size_t bytes) {
   if (bytes == 0) return;
   Check(cudaMemsetAsync(data, value, bytes, StateOf(device.index).stream), "cudaMemsetAsync");
+}
+
+Event::Event(Device device) : device_(device) {
+  RequireDevice(device.index);
+  cudaEvent_t event = nullptr;
+  Check(cudaEventCreate(&event), "cudaEventCreate");
+  handle_ = event;
+}
+
+Event::~Event() {
+  if (handle_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(handle_));
+}
+
+Event::Event(Event&& other) noexcept
+    : device_(other.device_), handle_(std::exchange(other.handle_, nullptr)) {}
+
+void Event::Record() {
+  Check(cudaEventRecord(static_cast<cudaEvent_t>(handle_), StateOf(device_.index).stream),
+        "cudaEventRecord");
+}
+
+double Event::MillisecondsSince(const Event& earlier) const {
+  float ms = 0;
+  Check(cudaEventSynchronize(static_cast<cudaEvent_t>(handle_)), "cudaEventSynchronize");
+  Check(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(earlier.handle_),
+                             static_cast<cudaEvent_t>(handle_)),
+        "cudaEventElapsedTime");
+  return static_cast<double>(ms);
 }
 
 void Synchronize(Device device) {

@@ -40,6 +40,15 @@ void Copy(void*, Device, const void*, Device, std::size_t) {
 void FillBytes(void*, Device, unsigned char, std::size_t) {
   ThrowNotBuilt();
 }
+Event::Event(Device) {
+  ThrowNotBuilt();
+}
+Event::~Event() = default;
+Event::Event(Event&&) noexcept = default;
+void Event::Record() {}
+double Event::MillisecondsSince(const Event&) const {
+  return 0;
+}
 void Synchronize(Device) {
   ThrowNotBuilt();
 }
