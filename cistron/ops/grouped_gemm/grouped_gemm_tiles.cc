@@ -1,0 +1,55 @@
+#include "cistron/ops/grouped_gemm/grouped_gemm_tiles.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace cistron::ops::internal {
+namespace {
+
+constexpr int kCluster = 2;
+
+struct Shape {
+  int block_n;
+  // Time of one column of a tile over one stage, relative to the widest tile: a narrower one reads
+  // more shared memory and more L2 for each product.
+  double column_cost;
+};
+constexpr Shape kShapes[] = {{256, 1.0}, {192, 1.03}, {128, 1.12}};
+// Stages that pass while a tile begins and ends, of which little is hidden in the last wave.
+constexpr double kTileOverhead = 1.0;
+
+std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace
+
+HopperTiles ChooseHopperTiles(GroupedGemmKind kind, std::int64_t groups, std::int64_t max_rows,
+                              std::int64_t n, std::int64_t k, int multiprocessors) {
+  groups = std::max<std::int64_t>(1, groups);
+  const std::int64_t group_rows = CeilDiv(max_rows, groups);
+  const bool wgrad = kind == GroupedGemmKind::kWgrad;
+  const std::int64_t rows = wgrad ? n : group_rows;
+  const std::int64_t cols = kind == GroupedGemmKind::kForward ? n : k;
+  const std::int64_t depth = wgrad ? group_rows : kind == GroupedGemmKind::kForward ? k : n;
+  const int clusters = std::max(1, multiprocessors / kCluster);
+
+  HopperTiles best{};
+  double best_cost = std::numeric_limits<double>::infinity();
+  for (const Shape& shape : kShapes) {
+    const std::int64_t row_tiles = CeilDiv(rows, kHopperBlockM);
+    const std::int64_t col_tiles = CeilDiv(cols, shape.block_n);
+    const std::int64_t pairs =
+        groups * (row_tiles / 2 * col_tiles + row_tiles % 2 * CeilDiv(col_tiles, 2));
+    const double stages = static_cast<double>(CeilDiv(depth, kHopperBlockK)) + kTileOverhead;
+    const double cost = static_cast<double>(CeilDiv(pairs, clusters)) * stages * shape.block_n *
+                        shape.column_cost;
+    if (cost < best_cost) {
+      best_cost = cost;
+      best = {shape.block_n, HopperStages(shape.block_n), clusters * kCluster};
+    }
+  }
+  return best;
+}
+
+}  // namespace cistron::ops::internal

@@ -1,0 +1,33 @@
+// Which tiles the Hopper grouped product uses: a pure function of the problem and the device.
+#pragma once
+
+#include <cstdint>
+
+#include "cistron/ops/grouped_gemm/grouped_gemm.h"
+
+namespace cistron::ops::internal {
+
+// Rows of a block's tile and depth of one stage; every tile of the kernel has these.
+inline constexpr int kHopperBlockM = 128;
+inline constexpr int kHopperBlockK = 64;
+
+// Stages of bf16 operands that fit in an SM's shared memory beside the store buffers.
+constexpr int HopperStages(int block_n) {
+  constexpr int kSharedBytes = 227 * 1024;
+  constexpr int kStoreBytes = 4 * 64 * 128;
+  constexpr int kBarrierBytes = 256;
+  return (kSharedBytes - kStoreBytes - kBarrierBytes) /
+         ((kHopperBlockM + block_n) * kHopperBlockK * 2);
+}
+
+struct HopperTiles {
+  int block_n;  // 256, 192 or 128 columns of the result
+  int stages;
+  int blocks;  // of the grid, a multiple of the cluster of two
+};
+
+// Counts are on the device, so the groups are taken to be even.
+HopperTiles ChooseHopperTiles(GroupedGemmKind kind, std::int64_t groups, std::int64_t max_rows,
+                              std::int64_t n, std::int64_t k, int multiprocessors);
+
+}  // namespace cistron::ops::internal
