@@ -63,11 +63,11 @@ __device__ __forceinline__ void BarrierArriveExpect(std::uint32_t barrier, std::
                "r"(bytes)
                : "memory");
 }
-// Arrives at a barrier of any block of the cluster (an address from MapToRank).
+// Arrives at a barrier of any block of the cluster (an address from MapToRank). Releases this
+// thread's accesses to its own block only: `.release.cluster` compiles to a device-wide MEMBAR, for
+// each stage, and products that wgmma has finished reading need none.
 __device__ __forceinline__ void BarrierArriveCluster(std::uint32_t mapped_barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(
-                   mapped_barrier)
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];\n" ::"r"(mapped_barrier) : "memory");
 }
 // Sleeps until the phase of the given parity has completed.
 __device__ __forceinline__ void BarrierWait(std::uint32_t barrier, std::uint32_t parity) {
