@@ -3,6 +3,7 @@
 //
 //   grouped_gemm_hopper_bench            checks, then timings
 //   grouped_gemm_hopper_bench check      checks only; exit status 1 when one fails
+//   grouped_gemm_hopper_bench time [SHAPE [KIND]]   timings only, of one shape or kind (0, 1, …)
 //
 // Built as a shared library it also gives grouped_gemm_hopper_bench.py its entry point, so that a
 // peer is timed on the same data in the same process.
@@ -353,16 +354,23 @@ extern "C" int HopperGroupedGemmRun(int kind, int f32, int accumulate, std::int6
 }
 
 int main(int argc, char** argv) {
-  const int failed = CheckAll();
-  if (failed != 0 || (argc > 1 && std::string(argv[1]) == "check")) return failed != 0;
+  const std::string mode = argc > 1 ? argv[1] : "";
+  const int failed = mode == "time" ? 0 : CheckAll();
+  if (failed != 0 || mode == "check") return failed != 0;
+  const int only_shape = argc > 2 ? std::atoi(argv[2]) : -1;
+  const int only_kind = argc > 3 ? std::atoi(argv[3]) : -1;
   struct Shape {
     int groups;
     std::int64_t rows, n, k;
   };
-  for (const Shape& s : {Shape{8, 2048, 28672, 4096}, Shape{8, 2048, 4096, 14336},
-                         Shape{128, 1024, 1536, 2048}, Shape{128, 1024, 2048, 768}}) {
+  const Shape shapes[] = {
+      {8, 2048, 28672, 4096}, {8, 2048, 4096, 14336}, {128, 1024, 1536, 2048}, {128, 1024, 2048, 768}};
+  for (int i = 0; i < 4; ++i) {
+    const Shape& s = shapes[i];
     for (const auto kind :
          {GroupedGemmKind::kForward, GroupedGemmKind::kDgrad, GroupedGemmKind::kWgrad}) {
+      if (only_shape >= 0 && only_shape != i) continue;
+      if (only_kind >= 0 && only_kind != static_cast<int>(kind)) continue;
       Time(s.groups, s.rows, s.n, s.k, kind, false, 0.6);
       if (kind == GroupedGemmKind::kWgrad) Time(s.groups, s.rows, s.n, s.k, kind, true, 0.6);
     }

@@ -118,7 +118,7 @@ void Launch(const HopperGroupedGemm& g, int blocks) {
   const Matrices result = Result(g);
   const CUtensorMap map_a = EncodeOperand<T::kTransposeA, sm90::kBlockM>(OperandA(g));
   const CUtensorMap map_b = EncodeOperand<T::kTransposeB, T::kBlockN>(OperandB(g));
-  const CUtensorMap map_c = Encode(result, T::kStoreCols, sm90::kConsumerM);
+  const CUtensorMap map_c = Encode(result, T::kStoreCols, sm90::kWarpM);
   const sm90::KernelArgs args = {
       .groups = static_cast<int>(g.groups),
       .max_rows = static_cast<int>(g.max_rows),

@@ -39,6 +39,10 @@ inline constexpr int kCluster = 2;
 // Rows of a consumer, and its part of an operand's stage.
 inline constexpr int kConsumerM = 64;
 inline constexpr int kConsumerThreads = 128;
+inline constexpr int kConsumerWarps = 8;  // of both
+// Rows of one of its warps, and its store buffer of 128 bytes of columns.
+inline constexpr int kWarpM = 16;
+inline constexpr int kStoreBytes = kWarpM * hopper::kSwizzleLine;
 // Columns or rows that share a swizzled line of 128 bytes, and 64 such lines.
 inline constexpr int kChunk = 64;
 inline constexpr int kChunkBytes = kChunk * hopper::kSwizzleLine;
@@ -199,18 +203,18 @@ struct Ring {
   }
 };
 
-// Shared memory: stages of a and b, two store buffers a consumer, barriers.
+// Shared memory: stages of a and b, two store buffers a warp, barriers.
 template <class T>
 struct SharedLayout {
   std::uint32_t base;
   static constexpr int kStoreOffset = T::kStages * T::kStageBytes;
-  static constexpr int kBarrierOffset = kStoreOffset + 4 * kChunkBytes;
+  static constexpr int kBarrierOffset = kStoreOffset + kConsumerWarps * 2 * kStoreBytes;
   static constexpr int kBytes = kBarrierOffset + 2 * T::kStages * 8;
 
   __device__ std::uint32_t A(int stage) const { return base + stage * T::kStageBytes; }
   __device__ std::uint32_t B(int stage) const { return A(stage) + T::kBytesA; }
-  __device__ std::uint32_t Store(int consumer) const {
-    return base + kStoreOffset + consumer * 2 * kChunkBytes;
+  __device__ std::uint32_t Store(int warp) const {
+    return base + kStoreOffset + warp * 2 * kStoreBytes;
   }
   __device__ std::uint32_t Full(int stage) const { return base + kBarrierOffset + stage * 8; }
   __device__ std::uint32_t Empty(int stage) const { return Full(T::kStages + stage); }
@@ -325,20 +329,21 @@ __device__ inline std::uint32_t PackBf16(float low, float high) {
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
-// Stores the 64 rows of one consumer, 128 bytes of columns at a time: registers to a swizzled
-// buffer, from there by the copy engine while the next buffer is filled.
+// Stores the rows of one warp, 128 bytes of columns at a time: registers to a swizzled buffer, from
+// there by the copy engine while the next buffer is filled. Warps never wait for each other here.
 template <class T>
 class TileStore {
  public:
   __device__ TileStore(const SharedLayout<T>& shared, const CUtensorMap* map,
-                       const KernelArgs& args, int consumer)
-      : map_(map), args_(args), buffers_(shared.Store(consumer)), barrier_(1 + consumer) {}
+                       const KernelArgs& args)
+      : map_(map), args_(args), buffers_(shared.Store(threadIdx.x / 32)) {}
 
-  // sums: of the tile's columns; m: first of the consumer's rows in the group's result.
+  // sums: of the tile's columns; m: first of the warp's rows in the group's result.
   __device__ void Run(float (&sums)[T::kSums], const Tile& tile, int m) {
     const int rows = T::kWgrad ? args_.rows : tile.group_rows;
+    if (m >= rows) return;
     // The copy engine clips at the ends of c, not at the end of a group's rows.
-    const bool by_rows = !T::kWgrad && m + kConsumerM > rows;
+    const bool by_rows = !T::kWgrad && m + kWarpM > rows;
     Out* const c = static_cast<Out*>(args_.c) + tile.group * args_.group_stride +
                    (T::kWgrad ? 0 : tile.row_begin) * args_.ldc;
     if (std::is_same_v<Out, __nv_bfloat16> && args_.accumulate) {
@@ -348,16 +353,16 @@ class TileStore {
     for (int part = 0; part < T::kBlockN / T::kStoreCols; ++part) {
       const int n = tile.n + part * T::kStoreCols;
       if (n >= args_.cols) break;
-      const std::uint32_t buffer = buffers_ + (odd_ ? kChunkBytes : 0);
+      const std::uint32_t buffer = buffers_ + (odd_ ? kStoreBytes : 0);
       odd_ = !odd_;
-      if (thread_ == 0) hopper::TmaWaitRead<1>();
-      hopper::NamedBarrierSync(barrier_, kConsumerThreads);
+      if (lane_ == 0) hopper::TmaWaitRead<1>();
+      __syncwarp();
       Fill(sums, part, buffer);
       if (!by_rows) hopper::FenceProxyAsync();
-      hopper::NamedBarrierSync(barrier_, kConsumerThreads);
+      __syncwarp();
       if (by_rows) {
         StoreRows(buffer, c, n, m, rows);
-      } else if (thread_ == 0) {
+      } else if (lane_ == 0) {
         const int y = T::kWgrad ? m : tile.row_begin + m;
         const int z = T::kWgrad ? tile.group : 0;
         if (std::is_same_v<Out, float> && args_.accumulate) {
@@ -367,25 +372,22 @@ class TileStore {
         }
       }
       // An empty group where rows were stored: waits count buffers.
-      if (thread_ == 0) hopper::TmaCommit();
+      if (lane_ == 0) hopper::TmaCommit();
     }
   }
 
   __device__ void Finish() {
-    if (thread_ == 0) hopper::TmaWaitAll();
+    if (lane_ == 0) hopper::TmaWaitAll();
   }
 
  private:
   using Out = typename T::Out;
 
-  __device__ int Warp() const { return thread_ / 32; }
-  __device__ int Lane() const { return thread_ % 32; }
-
   __device__ void AddOld(float (&sums)[T::kSums], const __nv_bfloat16* c, int n, int m, int rows) {
 #pragma unroll
     for (int i = 0; i < T::kSums; i += 2) {
-      const int row = m + Warp() * 16 + (i % 4) / 2 * 8 + Lane() / 4;
-      const int col = n + i / 4 * 8 + Lane() % 4 * 2;
+      const int row = m + (i % 4) / 2 * 8 + lane_ / 4;
+      const int col = n + i / 4 * 8 + lane_ % 4 * 2;
       if (row < rows && col < args_.cols) {
         const float2 old = __bfloat1622float2(
             *reinterpret_cast<const __nv_bfloat162*>(c + row * args_.ldc + col));
@@ -399,38 +401,37 @@ class TileStore {
   __device__ void Fill(const float (&sums)[T::kSums], int part, std::uint32_t buffer) {
     constexpr int kPartSums = T::kStoreCols / 2;
     if constexpr (std::is_same_v<Out, float>) {
-      const int row = Warp() * 16 + Lane() / 4;
-      const std::uint32_t line = buffer + row * hopper::kSwizzleLine + Lane() % 2 * 8;
+      const int row = lane_ / 4;
+      const std::uint32_t line = buffer + row * hopper::kSwizzleLine + lane_ % 2 * 8;
 #pragma unroll
       for (int j = 0; j < T::kStoreCols / 8; ++j) {
         const float* const s = sums + part * kPartSums + 4 * j;
-        const std::uint32_t at = line + (((2 * j + Lane() % 4 / 2) ^ (row % 8)) << 4);
+        const std::uint32_t at = line + (((2 * j + lane_ % 4 / 2) ^ row) << 4);
         hopper::StoreShared(at, make_float2(s[0], s[1]));
         hopper::StoreShared(at + 8 * hopper::kSwizzleLine, make_float2(s[2], s[3]));
       }
     } else {
-      const int row = Warp() * 16 + Lane() % 16;
+      const int row = lane_ % 16;
       const std::uint32_t line = buffer + row * hopper::kSwizzleLine;
 #pragma unroll
       for (int j = 0; j < T::kStoreCols / 16; ++j) {
         const float* const s = sums + part * kPartSums + 8 * j;
-        hopper::StoreMatrix(line + (((2 * j + Lane() / 16) ^ (row % 8)) << 4),
+        hopper::StoreMatrix(line + (((2 * j + lane_ / 16) ^ (row % 8)) << 4),
                             PackBf16(s[0], s[1]), PackBf16(s[2], s[3]), PackBf16(s[4], s[5]),
                             PackBf16(s[6], s[7]));
       }
     }
   }
 
-  // The buffer's rows that belong to the group, 16 bytes a thread.
+  // The buffer's rows that belong to the group, 16 bytes a lane.
   __device__ void StoreRows(std::uint32_t buffer, Out* c, int n, int m, int rows) {
     constexpr int kVectors = hopper::kSwizzleLine / 16;
     constexpr int kVectorCols = 16 / static_cast<int>(sizeof(Out));
-    const int col = n + thread_ % kVectors * kVectorCols;
+    const int col = n + lane_ % kVectors * kVectorCols;
     if (col >= args_.cols) return;
-    for (int row = thread_ / kVectors; row < min(kConsumerM, rows - m);
-         row += kConsumerThreads / kVectors) {
+    for (int row = lane_ / kVectors; row < min(kWarpM, rows - m); row += 32 / kVectors) {
       uint4 v = hopper::LoadShared(buffer + row * hopper::kSwizzleLine +
-                                   (((thread_ % kVectors) ^ (row % 8)) << 4));
+                                   (((lane_ % kVectors) ^ (row % 8)) << 4));
       uint4* const to = reinterpret_cast<uint4*>(c + (m + row) * args_.ldc + col);
       if (std::is_same_v<Out, float> && args_.accumulate) {
         const float4 old = *reinterpret_cast<const float4*>(to);
@@ -446,8 +447,7 @@ class TileStore {
   const CUtensorMap* map_;
   const KernelArgs& args_;
   std::uint32_t buffers_;
-  int barrier_;
-  int thread_ = threadIdx.x % kConsumerThreads;
+  int lane_ = threadIdx.x % 32;
   bool odd_ = false;
 };
 
@@ -472,11 +472,17 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
   if (consumer == 1) hopper::NamedBarrierSync(kLagBarrier, 2 * kConsumerThreads);
 
   TileWalk<T> walk(args, rank);
-  TileStore<T> store(shared, map_c, args, consumer);
+  TileStore<T> store(shared, map_c, args);
   Ring<T::kStages> ring;
-  Tile tile;
-  for (int index = blockIdx.x / kCluster; walk.Find(index, tile);
-       index += gridDim.x / kCluster) {
+  Tile next;
+  int index = blockIdx.x / kCluster;
+  bool more = walk.Find(index, next);
+  while (more) {
+    const Tile tile = next;
+    const auto find_next = [&] {
+      index += gridDim.x / kCluster;
+      more = walk.Find(index, next);
+    };
     const int blocks = DepthBlocks<T>(args, tile);
     const int m = tile.m + consumer * kConsumerM;
     const bool any = m < (T::kWgrad ? args.rows : tile.group_rows) && tile.n < args.cols;
@@ -487,6 +493,7 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
         hopper::BarrierWait(shared.Full(ring.stage), ring.phase);
         release(ring.stage);
       }
+      find_next();
       continue;
     }
     float sums[T::kSums];
@@ -508,10 +515,11 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
       used = ring.stage;
       if (block == kLag) let_other_start();
     }
+    find_next();  // while the last products run
     hopper::WgmmaWait<0>();
     if (used >= 0) release(used);
     let_other_start();
-    store.Run(sums, tile, m);
+    store.Run(sums, tile, m + threadIdx.x % kConsumerThreads / 32 * kWarpM);
   }
   let_other_start();
   store.Finish();
@@ -532,7 +540,7 @@ __global__ __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     hopper::PrefetchTensorMap(&map_c);
     for (int stage = 0; stage < T::kStages; ++stage) {
       hopper::BarrierInit(shared.Full(stage), 1);
-      hopper::BarrierInit(shared.Empty(stage), kCluster * 2 * kConsumerThreads / 32);
+      hopper::BarrierInit(shared.Empty(stage), kCluster * kConsumerWarps);
     }
     hopper::FenceBarrierInit();
   }
