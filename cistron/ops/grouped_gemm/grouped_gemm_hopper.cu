@@ -114,7 +114,7 @@ CUtensorMap EncodeOperand(const Matrices& m) {
 }
 
 template <class T>
-void Launch(const HopperGroupedGemm& g, int blocks) {
+void Launch(const HopperGroupedGemm& g, const HopperTiles& tiles) {
   const Matrices result = Result(g);
   const CUtensorMap map_a = EncodeOperand<T::kTransposeA, sm90::kBlockM>(OperandA(g));
   const CUtensorMap map_b = EncodeOperand<T::kTransposeB, T::kBlockN>(OperandB(g));
@@ -125,6 +125,7 @@ void Launch(const HopperGroupedGemm& g, int blocks) {
       .rows = static_cast<int>(g.n),
       .cols = static_cast<int>(result.cols),
       .depth = static_cast<int>(g.kind == GroupedGemmKind::kForward ? g.k : g.n),
+      .panel_pairs = tiles.panel_pairs,
       .accumulate = g.accumulate,
       .split_sizes = g.split_sizes,
       .c = g.c,
@@ -143,7 +144,7 @@ void Launch(const HopperGroupedGemm& g, int blocks) {
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.gridDim = dim3(static_cast<unsigned>(tiles.blocks));
   config.blockDim = dim3(sm90::kThreads);
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = static_cast<cudaStream_t>(g.stream);
@@ -155,9 +156,9 @@ void Launch(const HopperGroupedGemm& g, int blocks) {
 template <GroupedGemmKind kKind, class Out>
 void LaunchTiles(const HopperGroupedGemm& g, const HopperTiles& tiles) {
   switch (tiles.block_n) {
-    case 256: return Launch<sm90::Traits<kKind, 256, Out>>(g, tiles.blocks);
-    case 192: return Launch<sm90::Traits<kKind, 192, Out>>(g, tiles.blocks);
-    case 128: return Launch<sm90::Traits<kKind, 128, Out>>(g, tiles.blocks);
+    case 256: return Launch<sm90::Traits<kKind, 256, Out>>(g, tiles);
+    case 192: return Launch<sm90::Traits<kKind, 192, Out>>(g, tiles);
+    case 128: return Launch<sm90::Traits<kKind, 128, Out>>(g, tiles);
     default: break;
   }
   CISTRON_THROW(kInternal, "grouped_gemm: no kernel has tiles of {} columns", tiles.block_n);

@@ -12,13 +12,11 @@
 //               what lies beyond its group: such rows are not stored. Along a ragged sum (wgrad)
 //               the consumers overwrite the lines beyond the group's end in shared memory with
 //               zeros before they multiply.
-//   Overlap     A stage is free when each consumer has used it, so the consumers need not keep step.
-//               The second starts kLag blocks late and stays behind: while one stores its tile the
-//               other has the tensor cores to itself.
+//   Overlap     A stage is free when each consumer has used it, so the consumers need not keep step,
+//               and the producer loads the next tile while they store.
 //
-// Ideas: CUTLASS's cooperative and ping-pong Hopper kernels (roles, setmaxnreg, multicast),
-// DeepGEMM (grouped tiles in a persistent grid, one product in flight). The pairs of two kinds, the
-// lag and the zeroed tails are ours.
+// Ideas: CUTLASS's cooperative and ping-pong Hopper kernels (roles, setmaxnreg, multicast) and
+// DeepGEMM (grouped tiles in a persistent grid). docs/performance-notes.md has what was measured.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -46,12 +44,7 @@ inline constexpr int kStoreBytes = kWarpM * hopper::kSwizzleLine;
 // Columns or rows that share a swizzled line of 128 bytes, and 64 such lines.
 inline constexpr int kChunk = 64;
 inline constexpr int kChunkBytes = kChunk * hopper::kSwizzleLine;
-// Pairs of row tiles that are walked together over all columns, so that the columns of b in use are
-// read from memory once for all of them while their rows of a stay in L2.
-inline constexpr int kPanelPairs = 8;
-// Blocks of the summed index by which the second consumer trails the first; less than the stages.
-inline constexpr int kLag = 2;
-
+inline constexpr int kNoTile = 0x7FFFFFFF;  // an index beyond all tiles
 // Registers a thread: 168 for each of 384 threads at entry, shared out anew between the roles.
 inline constexpr int kProducerRegisters = 56;
 inline constexpr int kConsumerRegisters = 224;
@@ -62,6 +55,9 @@ struct KernelArgs {
   int rows;   // of one group's result where they do not depend on the counts (wgrad)
   int cols;   // of the result
   int depth;  // summed index where it does not depend on the counts (forward, dgrad)
+  // Pairs of row tiles that are walked together over all columns: the columns of b in use are read
+  // from memory once for all of them, while their rows of a stay in L2.
+  int panel_pairs;
   bool accumulate;
   const std::int64_t* split_sizes;
   void* c;  // ldc and group_stride in elements; the stride is 0 unless c has a matrix a group
@@ -104,7 +100,18 @@ class TileWalk {
   __device__ TileWalk(const KernelArgs& args, int rank) : args_(args), rank_(rank) {
     col_tiles_ = CeilDiv(args.cols, T::kBlockN);
     Load(0, 0);
+    if (args.groups <= 32) {
+      const int pairs = __shfl_sync(~0u, tiles_end_, 31);
+      if (pairs > clusters_) clusters_ = CeilDiv(pairs, CeilDiv(pairs, clusters_));
+    }
   }
+
+  // The first index of this cluster, or one beyond all, and the step to its next.
+  __device__ int First() const {
+    const int cluster = blockIdx.x / kCluster;
+    return cluster < clusters_ ? cluster : kNoTile;
+  }
+  __device__ int Step() const { return clusters_; }
 
   // All lanes with the same index, never smaller than before; false when there are no more tiles.
   __device__ bool Find(int index, Tile& tile) {
@@ -165,9 +172,9 @@ class TileWalk {
     const int pairs = row_tiles / 2;
     tile.share_b = index < pairs * col_tiles_;
     if (tile.share_b) {
-      const int panel = index / (kPanelPairs * col_tiles_);
-      const int first = panel * kPanelPairs;
-      const int height = min(kPanelPairs, pairs - first);
+      const int panel = index / (args_.panel_pairs * col_tiles_);
+      const int first = panel * args_.panel_pairs;
+      const int height = min(args_.panel_pairs, pairs - first);
       const int in_panel = index - first * col_tiles_;
       tile.m = (2 * (first + in_panel % height) + rank_) * kBlockM;
       tile.n = in_panel / height * T::kBlockN;
@@ -179,6 +186,7 @@ class TileWalk {
 
   const KernelArgs& args_;
   int rank_, col_tiles_;
+  int clusters_ = gridDim.x / kCluster;
   int window_ = 0;                                // group of lane 0
   int row_begin_, rows_, tiles_, tiles_end_ = 0;  // of this lane's group; pairs of tiles
 };
@@ -252,8 +260,7 @@ __device__ void Produce(const SharedLayout<T>& shared, const CUtensorMap* map_a,
   TileWalk<T> walk(args, rank);
   Ring<T::kStages> ring;
   Tile tile;
-  for (int index = blockIdx.x / kCluster; walk.Find(index, tile);
-       index += gridDim.x / kCluster) {
+  for (int index = walk.First(); walk.Find(index, tile); index += walk.Step()) {
     if (!leader) continue;
     const int a_mn = T::kWgrad ? tile.m : tile.row_begin + tile.m;
     const int depth_begin = T::kWgrad ? tile.row_begin : 0;
@@ -330,7 +337,8 @@ __device__ inline std::uint32_t PackBf16(float low, float high) {
 }
 
 // Stores the rows of one warp, 128 bytes of columns at a time: registers to a swizzled buffer, from
-// there by the copy engine while the next buffer is filled. Warps never wait for each other here.
+// there to memory in whole lines. Warps never wait for each other here. Ordinary stores are not
+// waited for; the copy engine is (its reads of the buffer), so it stores only where it also adds.
 template <class T>
 class TileStore {
  public:
@@ -340,39 +348,33 @@ class TileStore {
 
   // sums: of the tile's columns; m: first of the warp's rows in the group's result.
   __device__ void Run(float (&sums)[T::kSums], const Tile& tile, int m) {
-    const int rows = T::kWgrad ? args_.rows : tile.group_rows;
-    if (m >= rows) return;
+    const int rows = (T::kWgrad ? args_.rows : tile.group_rows) - m;
+    if (rows <= 0) return;
+    const std::int64_t row = T::kWgrad ? m : tile.row_begin + m;
+    Out* const c = static_cast<Out*>(args_.c) + tile.group * args_.group_stride + row * args_.ldc;
+    if (!kF32 && args_.accumulate) AddOld(sums, reinterpret_cast<__nv_bfloat16*>(c), tile.n, rows);
     // The copy engine clips at the ends of c, not at the end of a group's rows.
-    const bool by_rows = !T::kWgrad && m + kWarpM > rows;
-    Out* const c = static_cast<Out*>(args_.c) + tile.group * args_.group_stride +
-                   (T::kWgrad ? 0 : tile.row_begin) * args_.ldc;
-    if (std::is_same_v<Out, __nv_bfloat16> && args_.accumulate) {
-      AddOld(sums, reinterpret_cast<const __nv_bfloat16*>(c), tile.n, m, rows);
-    }
+    const bool engine_adds = kF32 && args_.accumulate && (T::kWgrad || rows >= kWarpM);
 #pragma unroll
     for (int part = 0; part < T::kBlockN / T::kStoreCols; ++part) {
       const int n = tile.n + part * T::kStoreCols;
       if (n >= args_.cols) break;
       const std::uint32_t buffer = buffers_ + (odd_ ? kStoreBytes : 0);
       odd_ = !odd_;
-      if (lane_ == 0) hopper::TmaWaitRead<1>();
-      __syncwarp();
-      Fill(sums, part, buffer);
-      if (!by_rows) hopper::FenceProxyAsync();
-      __syncwarp();
-      if (by_rows) {
-        StoreRows(buffer, c, n, m, rows);
-      } else if (lane_ == 0) {
-        const int y = T::kWgrad ? m : tile.row_begin + m;
-        const int z = T::kWgrad ? tile.group : 0;
-        if (std::is_same_v<Out, float> && args_.accumulate) {
-          hopper::TmaReduceAdd(buffer, map_, n, y, z);
-        } else {
-          hopper::TmaStore(buffer, map_, n, y, z);
-        }
+      if (kF32 && args_.accumulate) {
+        if (lane_ == 0) hopper::TmaWaitRead<1>();
+        __syncwarp();
       }
-      // An empty group where rows were stored: waits count buffers.
-      if (lane_ == 0) hopper::TmaCommit();
+      Fill(sums, part, buffer);
+      if (engine_adds) hopper::FenceProxyAsync();
+      __syncwarp();
+      if (!engine_adds) StoreRows(buffer, c, n, rows);
+      if (kF32 && args_.accumulate && lane_ == 0) {
+        if (engine_adds) {
+          hopper::TmaReduceAdd(buffer, map_, n, static_cast<int>(row), T::kWgrad ? tile.group : 0);
+        }
+        hopper::TmaCommit();  // an empty group where rows were stored: waits count buffers
+      }
     }
   }
 
@@ -382,11 +384,12 @@ class TileStore {
 
  private:
   using Out = typename T::Out;
+  static constexpr bool kF32 = std::is_same_v<Out, float>;
 
-  __device__ void AddOld(float (&sums)[T::kSums], const __nv_bfloat16* c, int n, int m, int rows) {
+  __device__ void AddOld(float (&sums)[T::kSums], const __nv_bfloat16* c, int n, int rows) {
 #pragma unroll
     for (int i = 0; i < T::kSums; i += 2) {
-      const int row = m + (i % 4) / 2 * 8 + lane_ / 4;
+      const int row = i % 4 / 2 * 8 + lane_ / 4;
       const int col = n + i / 4 * 8 + lane_ % 4 * 2;
       if (row < rows && col < args_.cols) {
         const float2 old = __bfloat1622float2(
@@ -424,23 +427,33 @@ class TileStore {
   }
 
   // The buffer's rows that belong to the group, 16 bytes a lane.
-  __device__ void StoreRows(std::uint32_t buffer, Out* c, int n, int m, int rows) {
+  __device__ void StoreRows(std::uint32_t buffer, Out* c, int n, int rows) {
     constexpr int kVectors = hopper::kSwizzleLine / 16;
     constexpr int kVectorCols = 16 / static_cast<int>(sizeof(Out));
-    const int col = n + lane_ % kVectors * kVectorCols;
-    if (col >= args_.cols) return;
-    for (int row = lane_ / kVectors; row < min(kWarpM, rows - m); row += 32 / kVectors) {
-      uint4 v = hopper::LoadShared(buffer + row * hopper::kSwizzleLine +
-                                   (((lane_ % kVectors) ^ (row % 8)) << 4));
-      uint4* const to = reinterpret_cast<uint4*>(c + (m + row) * args_.ldc + col);
-      if (std::is_same_v<Out, float> && args_.accumulate) {
-        const float4 old = *reinterpret_cast<const float4*>(to);
-        v.x = __float_as_uint(__uint_as_float(v.x) + old.x);
-        v.y = __float_as_uint(__uint_as_float(v.y) + old.y);
-        v.z = __float_as_uint(__uint_as_float(v.z) + old.z);
-        v.w = __float_as_uint(__uint_as_float(v.w) + old.w);
+    constexpr int kPassRows = 32 / kVectors;
+    const int vector = lane_ % kVectors;
+    const int first = lane_ / kVectors;
+    uint4 v[kWarpM / kPassRows];
+#pragma unroll
+    for (int pass = 0; pass < kWarpM / kPassRows; ++pass) {
+      const int row = first + pass * kPassRows;
+      v[pass] = hopper::LoadShared(buffer + row * hopper::kSwizzleLine +
+                                   ((vector ^ (row % 8)) << 4));
+    }
+    if (n + vector * kVectorCols >= args_.cols) return;
+    c += first * args_.ldc + n + vector * kVectorCols;
+#pragma unroll
+    for (int pass = 0; pass < kWarpM / kPassRows; ++pass, c += kPassRows * args_.ldc) {
+      if (first + pass * kPassRows >= rows) break;
+      if (kF32 && args_.accumulate) {
+        const float4 old = *reinterpret_cast<const float4*>(c);
+        v[pass].x = __float_as_uint(__uint_as_float(v[pass].x) + old.x);
+        v[pass].y = __float_as_uint(__uint_as_float(v[pass].y) + old.y);
+        v[pass].z = __float_as_uint(__uint_as_float(v[pass].z) + old.z);
+        v[pass].w = __float_as_uint(__uint_as_float(v[pass].w) + old.w);
       }
-      *to = v;
+      // Results are not read again here: they leave L2 before the operands do.
+      __stcs(reinterpret_cast<uint4*>(c), v[pass]);
     }
   }
 
@@ -450,8 +463,6 @@ class TileStore {
   int lane_ = threadIdx.x % 32;
   bool odd_ = false;
 };
-
-inline constexpr int kLagBarrier = 3;  // after the consumers' own, 1 and 2; 0 is __syncthreads
 
 template <class T>
 __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
@@ -464,23 +475,16 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
       hopper::BarrierArriveCluster(hopper::MapToRank(shared.Empty(stage), lane));
     }
   };
-  bool lag_owed = consumer == 0;
-  const auto let_other_start = [&] {
-    if (lag_owed) hopper::NamedBarrierArrive(kLagBarrier, 2 * kConsumerThreads);
-    lag_owed = false;
-  };
-  if (consumer == 1) hopper::NamedBarrierSync(kLagBarrier, 2 * kConsumerThreads);
-
   TileWalk<T> walk(args, rank);
   TileStore<T> store(shared, map_c, args);
   Ring<T::kStages> ring;
   Tile next;
-  int index = blockIdx.x / kCluster;
+  int index = walk.First();
   bool more = walk.Find(index, next);
   while (more) {
     const Tile tile = next;
     const auto find_next = [&] {
-      index += gridDim.x / kCluster;
+      index += walk.Step();
       more = walk.Find(index, next);
     };
     const int blocks = DepthBlocks<T>(args, tile);
@@ -488,7 +492,6 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
     const bool any = m < (T::kWgrad ? args.rows : tile.group_rows) && tile.n < args.cols;
     if (!any) {
       // Nothing to compute, yet the pair counts on this consumer to free its stages.
-      let_other_start();
       for (int block = 0; block < blocks; ++block, ring.Advance()) {
         hopper::BarrierWait(shared.Full(ring.stage), ring.phase);
         release(ring.stage);
@@ -501,7 +504,6 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
 #pragma unroll
       for (float& sum : sums) sum = 0;
     }
-    int used = -1;  // the stage that products in flight may still read
     for (int block = 0; block < blocks; ++block, ring.Advance()) {
       const std::uint32_t a = shared.A(ring.stage) + consumer * kChunkBytes;
       const std::uint32_t b = shared.B(ring.stage);
@@ -510,18 +512,13 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
         ZeroTail<T>(a, b, tile.group_rows % kBlockK, 1 + consumer);
       }
       MultiplyStage<T>(sums, a, b, block > 0);
-      hopper::WgmmaWait<1>();
-      if (used >= 0) release(used);
-      used = ring.stage;
-      if (block == kLag) let_other_start();
+      if (block == blocks - 1) find_next();  // while the last products run
+      hopper::WgmmaWait<0>();
+      release(ring.stage);
     }
-    find_next();  // while the last products run
-    hopper::WgmmaWait<0>();
-    if (used >= 0) release(used);
-    let_other_start();
+    if (blocks == 0) find_next();
     store.Run(sums, tile, m + threadIdx.x % kConsumerThreads / 32 * kWarpM);
   }
-  let_other_start();
   store.Finish();
 }
 

@@ -18,6 +18,17 @@ constexpr Shape kShapes[] = {{256, 1.0}, {192, 1.03}, {128, 1.12}};
 // Stages that pass while a tile begins and ends, of which little is hidden in the last wave.
 constexpr double kTileOverhead = 1.0;
 
+// Rows of a that a panel keeps in L2, at most; a taller panel reads b less often.
+constexpr std::int64_t kPanelBytes = 16 << 20;
+// Even where a's rows do not stay in L2: a square of tiles in flight reads least.
+constexpr std::int64_t kMinPanelPairs = 8;
+constexpr std::int64_t kMaxPanelPairs = 32;
+
+int PanelPairs(std::int64_t depth) {
+  const std::int64_t pair_bytes = 2 * kHopperBlockM * std::max<std::int64_t>(1, depth) * 2;
+  return static_cast<int>(std::clamp(kPanelBytes / pair_bytes, kMinPanelPairs, kMaxPanelPairs));
+}
+
 std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
@@ -46,7 +57,8 @@ HopperTiles ChooseHopperTiles(GroupedGemmKind kind, std::int64_t groups, std::in
                         shape.column_cost;
     if (cost < best_cost) {
       best_cost = cost;
-      best = {shape.block_n, HopperStages(shape.block_n), clusters * kCluster};
+      best = {shape.block_n, HopperStages(shape.block_n), clusters * kCluster,
+              PanelPairs(depth)};
     }
   }
   return best;

@@ -24,6 +24,8 @@ struct HopperTiles {
   int block_n;  // 256, 192 or 128 columns of the result
   int stages;
   int blocks;  // of the grid, a multiple of the cluster of two
+  // Pairs of row tiles that are walked together over all columns of a group.
+  int panel_pairs;
 };
 
 // Counts are on the device, so the groups are taken to be even.
