@@ -504,6 +504,7 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
 #pragma unroll
       for (float& sum : sums) sum = 0;
     }
+    int used = -1;  // the stage that products in flight may still read
     for (int block = 0; block < blocks; ++block, ring.Advance()) {
       const std::uint32_t a = shared.A(ring.stage) + consumer * kChunkBytes;
       const std::uint32_t b = shared.B(ring.stage);
@@ -512,11 +513,13 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
         ZeroTail<T>(a, b, tile.group_rows % kBlockK, 1 + consumer);
       }
       MultiplyStage<T>(sums, a, b, block > 0);
-      if (block == blocks - 1) find_next();  // while the last products run
-      hopper::WgmmaWait<0>();
-      release(ring.stage);
+      hopper::WgmmaWait<1>();
+      if (used >= 0) release(used);
+      used = ring.stage;
     }
-    if (blocks == 0) find_next();
+    find_next();  // while the last products run
+    hopper::WgmmaWait<0>();
+    if (used >= 0) release(used);
     store.Run(sums, tile, m + threadIdx.x % kConsumerThreads / 32 * kWarpM);
   }
   store.Finish();
