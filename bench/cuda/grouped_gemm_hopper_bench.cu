@@ -23,6 +23,7 @@
 using cistron::DType;
 using cistron::ops::GroupedGemmKind;
 using cistron::ops::internal::HopperGroupedGemm;
+using cistron::ops::internal::HopperGroupedGemmWorkspace;
 
 namespace {
 
@@ -42,6 +43,18 @@ struct Buffer {
   T* data = nullptr;
   std::size_t size;
 };
+
+// For one launch at a time; poisoned, as a launch must not count on what is there.
+void* Workspace() {
+  static void* const workspace = [] {
+    void* p = nullptr;
+    const auto bytes = static_cast<std::size_t>(HopperGroupedGemmWorkspace(HopperGroupedGemm{}));
+    Check(cudaMalloc(&p, bytes));
+    Check(cudaMemset(p, 0xFF, bytes));
+    return p;
+  }();
+  return workspace;
+}
 
 // ---- data ----
 
@@ -152,7 +165,8 @@ std::vector<Case> Cases() {
 
 const char* KindName(GroupedGemmKind kind) {
   return kind == GroupedGemmKind::kForward ? "forward"
-                                           : kind == GroupedGemmKind::kDgrad ? "dgrad" : "wgrad";
+         : kind == GroupedGemmKind::kDgrad ? "dgrad"
+                                           : "wgrad";
 }
 
 float FromBits(std::uint16_t bits) {
@@ -203,8 +217,10 @@ bool CheckCase(const Case& c, GroupedGemmKind kind, bool f32, bool accumulate) {
       std::uint32_t bits;
       std::memcpy(&bits, &v, 4);
       bits &= 0xFFFF0000u;
-      std::memcpy(&old[guard + i * element], f32 ? &bits : reinterpret_cast<std::uint32_t*>(
-          reinterpret_cast<char*>(&bits) + 2), element);
+      std::memcpy(
+          &old[guard + i * element],
+          f32 ? &bits : reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(&bits) + 2),
+          element);
     }
   }
   Buffer<unsigned char> out(old.size());
@@ -218,6 +234,7 @@ bool CheckCase(const Case& c, GroupedGemmKind kind, bool f32, bool accumulate) {
     g.groups = groups, g.max_rows = p.max_rows, g.n = c.n, g.k = c.k;
     g.a = a.data, g.b = b.data, g.c = out.data + guard;
     g.split_sizes = counts.data;
+    g.workspace = Workspace();
     LaunchHopperGroupedGemm(g);
     Check(cudaDeviceSynchronize());
     run.resize(old.size());
@@ -240,9 +257,8 @@ bool CheckCase(const Case& c, GroupedGemmKind kind, bool f32, bool accumulate) {
     return v;
   };
   for (std::size_t i = 0; i < size; ++i) {
-    const bool untouched =
-        wgrad ? accumulate && c.counts[i / cols / c.n] == 0
-              : static_cast<std::int64_t>(i / cols) >= sum;
+    const bool untouched = wgrad ? accumulate && c.counts[i / cols / c.n] == 0
+                                 : static_cast<std::int64_t>(i / cols) >= sum;
     if (untouched) {
       if (std::memcmp(&runs[0][guard + i * element], &old[guard + i * element], element) != 0) {
         if (wrong++ == 0) worst_at = i, worst_got = value(runs[0], i), worst_want = value(old, i);
@@ -252,8 +268,8 @@ bool CheckCase(const Case& c, GroupedGemmKind kind, bool f32, bool accumulate) {
     const double before = accumulate ? value(old, i) : 0.0;
     const double exact = before + want[i];
     const double got = value(runs[0], i);
-    const double bound = 0x1p-17 * (size_of[i] + std::fabs(before)) +
-                         (f32 ? 0x1p-23 : 0x1p-8) * std::fabs(exact);
+    const double bound =
+        0x1p-17 * (size_of[i] + std::fabs(before)) + (f32 ? 0x1p-23 : 0x1p-8) * std::fabs(exact);
     const double error = std::fabs(got - exact);
     const bool agrees = std::isnan(exact) ? std::isnan(got) : error <= bound;
     if (!agrees && (wrong++ == 0 || error > worst)) {
@@ -298,7 +314,8 @@ void Time(int groups, std::int64_t group_rows, std::int64_t n, std::int64_t k, G
   const std::int64_t rows = groups * group_rows;
   const std::size_t a_size = rows * (kind == GroupedGemmKind::kForward ? k : n);
   const std::size_t b_size = wgrad ? rows * k : groups * n * k;
-  const std::size_t c_size = wgrad ? groups * n * k : rows * (kind == GroupedGemmKind::kForward ? n : k);
+  const std::size_t c_size =
+      wgrad ? groups * n * k : rows * (kind == GroupedGemmKind::kForward ? n : k);
   Buffer<__nv_bfloat16> a(a_size), b(b_size);
   Buffer<unsigned char> c(c_size * (f32 ? 4 : 2));
   FillRandom<<<1024, 256>>>(a.data, a_size, 1);
@@ -309,7 +326,7 @@ void Time(int groups, std::int64_t group_rows, std::int64_t n, std::int64_t k, G
   HopperGroupedGemm g;
   g.kind = kind, g.out_dtype = f32 ? DType::kF32 : DType::kBF16;
   g.groups = groups, g.max_rows = rows, g.n = n, g.k = k;
-  g.a = a.data, g.b = b.data, g.c = c.data, g.split_sizes = counts.data;
+  g.a = a.data, g.b = b.data, g.c = c.data, g.split_sizes = counts.data, g.workspace = Workspace();
   cudaEvent_t start, stop;
   Check(cudaEventCreate(&start));
   Check(cudaEventCreate(&stop));
@@ -343,7 +360,8 @@ extern "C" int HopperGroupedGemmRun(int kind, int f32, int accumulate, std::int6
   g.out_dtype = f32 ? DType::kF32 : DType::kBF16;
   g.accumulate = accumulate != 0;
   g.groups = groups, g.max_rows = max_rows, g.n = n, g.k = k;
-  g.a = a, g.b = b, g.c = c, g.split_sizes = split_sizes, g.stream = stream;
+  g.a = a, g.b = b, g.c = c, g.split_sizes = split_sizes, g.stream = stream,
+  g.workspace = Workspace();
   try {
     LaunchHopperGroupedGemm(g);
   } catch (const std::exception& error) {
@@ -363,8 +381,10 @@ int main(int argc, char** argv) {
     int groups;
     std::int64_t rows, n, k;
   };
-  const Shape shapes[] = {
-      {8, 2048, 28672, 4096}, {8, 2048, 4096, 14336}, {128, 1024, 1536, 2048}, {128, 1024, 2048, 768}};
+  const Shape shapes[] = {{8, 2048, 28672, 4096},
+                          {8, 2048, 4096, 14336},
+                          {128, 1024, 1536, 2048},
+                          {128, 1024, 2048, 768}};
   for (int i = 0; i < 4; ++i) {
     const Shape& s = shapes[i];
     for (const auto kind :

@@ -59,8 +59,7 @@ __device__ __forceinline__ void FenceBarrierInit() {
 }
 // One arrival that also announces `bytes` to be written by the copy engine.
 __device__ __forceinline__ void BarrierArriveExpect(std::uint32_t barrier, std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier),
-               "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 // Arrives at a barrier of any block of the cluster (an address from MapToRank). Releases this
@@ -69,12 +68,31 @@ __device__ __forceinline__ void BarrierArriveExpect(std::uint32_t barrier, std::
 __device__ __forceinline__ void BarrierArriveCluster(std::uint32_t mapped_barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];\n" ::"r"(mapped_barrier) : "memory");
 }
+// As BarrierArriveCluster, and releases this thread's writes to the other block too.
+__device__ __forceinline__ void BarrierArriveReleaseCluster(std::uint32_t mapped_barrier) {
+  asm volatile(
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(mapped_barrier)
+      : "memory");
+}
 // Sleeps until the phase of the given parity has completed.
 __device__ __forceinline__ void BarrierWait(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "WAIT:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// As BarrierWait, and acquires what other blocks of the cluster have released.
+__device__ __forceinline__ void BarrierWaitCluster(std::uint32_t barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
       "@done bra DONE;\n"
       "bra WAIT;\n"
       "DONE:\n}\n" ::"r"(barrier),
@@ -122,16 +140,8 @@ __device__ __forceinline__ void TmaLoadMulticast(std::uint32_t shared, const CUt
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(mask)
       : "memory");
 }
-// A box from shared memory; writes nothing outside the tensor.
-__device__ __forceinline__ void TmaStore(std::uint32_t shared, const CUtensorMap* map, int x, int y,
-                                         int z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%1, {%2, %3, %4}], [%0];\n" ::"r"(
-          shared),
-      "l"(map), "r"(x), "r"(y), "r"(z)
-      : "memory");
-}
-// As TmaStore, added to what is there in the tensor's type.
+// A box from shared memory, added to what is there in the tensor's type; leaves out what lies
+// outside the tensor.
 __device__ __forceinline__ void TmaReduceAdd(std::uint32_t shared, const CUtensorMap* map, int x,
                                              int y, int z) {
   asm volatile(
@@ -156,14 +166,24 @@ __device__ __forceinline__ void TmaWaitAll() {
 
 // ---- ordinary shared memory ----
 
+// One word of any block of the cluster (an address from MapToRank).
+__device__ __forceinline__ void StoreCluster(std::uint32_t mapped_address, int v) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;\n" ::"r"(mapped_address), "r"(v) : "memory");
+}
+__device__ __forceinline__ int LoadSharedInt(std::uint32_t address) {
+  int v;
+  asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
+
 // Four 8 × 8 tiles of 16-bit elements from the registers of a warp; lane l gives the address of row
 // l % 8 of tile l / 8.
 __device__ __forceinline__ void StoreMatrix(std::uint32_t row_address, std::uint32_t r0,
                                             std::uint32_t r1, std::uint32_t r2, std::uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(
-                   row_address),
-               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(row_address),
+      "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+      : "memory");
 }
 __device__ __forceinline__ void StoreShared(std::uint32_t address, float2 v) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};\n" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");

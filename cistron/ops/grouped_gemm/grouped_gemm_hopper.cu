@@ -73,7 +73,8 @@ Matrices Result(const HopperGroupedGemm& g) {
 
 std::string WhyNot(const char* name, const Matrices& m) {
   const auto bytes = m.ld * static_cast<std::int64_t>(SizeOf(m.dtype));
-  if (m.ld < m.cols) return fmt::format("rows of {} are {} apart, shorter than {}", name, m.ld, m.cols);
+  if (m.ld < m.cols)
+    return fmt::format("rows of {} are {} apart, shorter than {}", name, m.ld, m.cols);
   if (bytes % kAlignment != 0) {
     return fmt::format("rows of {} are {} bytes apart, not a multiple of 16", name, bytes);
   }
@@ -119,6 +120,7 @@ void Launch(const HopperGroupedGemm& g, const HopperTiles& tiles) {
   const CUtensorMap map_a = EncodeOperand<T::kTransposeA, sm90::kBlockM>(OperandA(g));
   const CUtensorMap map_b = EncodeOperand<T::kTransposeB, T::kBlockN>(OperandB(g));
   const CUtensorMap map_c = Encode(result, T::kStoreCols, sm90::kWarpM);
+  int* const next_tile = tiles.drawn ? static_cast<int*>(g.workspace) : nullptr;
   const sm90::KernelArgs args = {
       .groups = static_cast<int>(g.groups),
       .max_rows = static_cast<int>(g.max_rows),
@@ -127,6 +129,7 @@ void Launch(const HopperGroupedGemm& g, const HopperTiles& tiles) {
       .depth = static_cast<int>(g.kind == GroupedGemmKind::kForward ? g.k : g.n),
       .panel_pairs = tiles.panel_pairs,
       .accumulate = g.accumulate,
+      .next_tile = next_tile,
       .split_sizes = g.split_sizes,
       .c = g.c,
       .ldc = result.ld,
@@ -136,9 +139,9 @@ void Launch(const HopperGroupedGemm& g, const HopperTiles& tiles) {
   const auto kernel = sm90::sm90_grouped_gemm_kernel<T>;
   constexpr int kSharedBytes = sm90::SharedLayout<T>::kBytes;
   static_assert(kSharedBytes <= 227 * 1024);
-  static const cudaError_t prepared =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  CheckCuda(prepared, "cudaFuncSetAttribute");
+  // Each time: the attribute belongs to the current device.
+  CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+            "cudaFuncSetAttribute");
   // The next kernel's blocks may start as ours leave; they wait for all of ours in the kernel.
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -150,6 +153,9 @@ void Launch(const HopperGroupedGemm& g, const HopperTiles& tiles) {
   config.stream = static_cast<cudaStream_t>(g.stream);
   config.attrs = &attribute;
   config.numAttrs = 1;
+  if (next_tile != nullptr) {
+    CheckCuda(cudaMemsetAsync(next_tile, 0, sizeof(int), config.stream), "cudaMemsetAsync");
+  }
   CheckCuda(cudaLaunchKernelEx(&config, kernel, map_a, map_b, map_c, args), "launch");
 }
 
@@ -198,15 +204,16 @@ Support HopperGroupedGemmSupports(const HopperGroupedGemm& gemm) {
     return Support::No(fmt::format("too large: groups {}, rows {}, n {}, k {}", gemm.groups,
                                    gemm.max_rows, gemm.n, gemm.k));
   }
-  for (const auto& [name, matrices] : {std::pair("a", OperandA(gemm)), std::pair("b", OperandB(gemm)),
-                                       std::pair("c", Result(gemm))}) {
+  for (const auto& [name, matrices] :
+       {std::pair("a", OperandA(gemm)), std::pair("b", OperandB(gemm)),
+        std::pair("c", Result(gemm))}) {
     if (std::string why = WhyNot(name, matrices); !why.empty()) return Support::No(std::move(why));
   }
   return Support::Yes();
 }
 
 std::int64_t HopperGroupedGemmWorkspace(const HopperGroupedGemm&) {
-  return 0;
+  return sizeof(int);
 }
 
 void LaunchHopperGroupedGemm(const HopperGroupedGemm& gemm) {
@@ -228,8 +235,8 @@ void LaunchHopperGroupedGemm(const HopperGroupedGemm& gemm) {
     }
     return;
   }
-  const HopperTiles tiles = ChooseHopperTiles(gemm.kind, gemm.groups, gemm.max_rows, gemm.n, gemm.k,
-                                              Multiprocessors());
+  const HopperTiles tiles =
+      ChooseHopperTiles(gemm.kind, gemm.groups, gemm.max_rows, gemm.n, gemm.k, Multiprocessors());
   switch (gemm.kind) {
     case GroupedGemmKind::kForward: return LaunchKind<GroupedGemmKind::kForward>(gemm, tiles);
     case GroupedGemmKind::kDgrad: return LaunchKind<GroupedGemmKind::kDgrad>(gemm, tiles);

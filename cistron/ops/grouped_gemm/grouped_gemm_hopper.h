@@ -27,9 +27,11 @@ struct HopperGroupedGemm {
   const void* a = nullptr;
   const void* b = nullptr;
   void* c = nullptr;
-  const std::int64_t* split_sizes = nullptr;  // [groups]
-  void* workspace = nullptr;                  // HopperGroupedGemmWorkspace bytes; may be null if 0
-  void* stream = nullptr;                     // cudaStream_t
+  const std::int64_t* split_sizes = nullptr;  // [groups]; neither a, b nor c covers it
+  // HopperGroupedGemmWorkspace bytes aligned to 16, with anything in them, not shared with a launch
+  // that may run at the same time. Null: same results, more memory traffic.
+  void* workspace = nullptr;
+  void* stream = nullptr;  // cudaStream_t
 };
 
 // Whether the kernel runs a problem, or why not: the copy engine wants rows and pointers aligned to

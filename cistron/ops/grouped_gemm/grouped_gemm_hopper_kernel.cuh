@@ -1,6 +1,6 @@
 // Device code of grouped_gemm on sm_90a; grouped_gemm_hopper.cu launches it.
 //
-// A cluster of two blocks, one an SM, walks over pairs of 128 × kBlockN tiles of all groups. In a
+// A cluster of two blocks, one an SM, works on pairs of 128 × kBlockN tiles of all groups. In a
 // block one warp loads (the producer) and two warpgroups multiply and store (the consumers, 64 rows
 // each).
 //
@@ -8,15 +8,18 @@
 //               group is cut into pairs side by side, which share their rows of a. Each block loads
 //               half of the shared operand into both (multicast), so a pair reads L2 a third less
 //               and ragged groups waste at most 127 rows.
+//   Order       Pairs are drawn from a counter in the order of their numbers. Dealt out beforehand,
+//               SMs of different pace drift apart and fetch shared operands from memory again.
 //   Ragged ends No tensor map is ever made on the device. Along rows of the result a tile may read
 //               what lies beyond its group: such rows are not stored. Along a ragged sum (wgrad)
 //               the consumers overwrite the lines beyond the group's end in shared memory with
 //               zeros before they multiply.
-//   Overlap     A stage is free when each consumer has used it, so the consumers need not keep step,
-//               and the producer loads the next tile while they store.
+//   Overlap     A stage is free when each consumer has used it: the two need not keep step, and the
+//               producer loads the next tile while they store.
 //
-// Ideas: CUTLASS's cooperative and ping-pong Hopper kernels (roles, setmaxnreg, multicast) and
-// DeepGEMM (grouped tiles in a persistent grid). docs/performance-notes.md has what was measured.
+// Ideas: CUTLASS's cooperative Hopper kernels (roles, setmaxnreg, multicast) and DeepGEMM (grouped
+// tiles in a persistent grid). grouped_gemm_hopper_walk.cuh has the order of tiles and the layout
+// of shared memory; docs/performance-notes.md has what was tried and measured.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,208 +28,9 @@
 
 #include "cistron/cuda/hopper_ptx.cuh"
 #include "cistron/cuda/hopper_wgmma.cuh"
-#include "cistron/ops/grouped_gemm/grouped_gemm_hopper.h"
-#include "cistron/ops/grouped_gemm/grouped_gemm_tiles.h"
+#include "cistron/ops/grouped_gemm/grouped_gemm_hopper_walk.cuh"
 
 namespace cistron::ops::internal::sm90 {
-
-inline constexpr int kBlockM = kHopperBlockM;
-inline constexpr int kBlockK = kHopperBlockK;
-inline constexpr int kThreads = 384;
-inline constexpr int kCluster = 2;
-// Rows of a consumer, and its part of an operand's stage.
-inline constexpr int kConsumerM = 64;
-inline constexpr int kConsumerThreads = 128;
-inline constexpr int kConsumerWarps = 8;  // of both
-// Rows of one of its warps, and its store buffer of 128 bytes of columns.
-inline constexpr int kWarpM = 16;
-inline constexpr int kStoreBytes = kWarpM * hopper::kSwizzleLine;
-// Columns or rows that share a swizzled line of 128 bytes, and 64 such lines.
-inline constexpr int kChunk = 64;
-inline constexpr int kChunkBytes = kChunk * hopper::kSwizzleLine;
-inline constexpr int kNoTile = 0x7FFFFFFF;  // an index beyond all tiles
-// Registers a thread: 168 for each of 384 threads at entry, shared out anew between the roles.
-inline constexpr int kProducerRegisters = 56;
-inline constexpr int kConsumerRegisters = 224;
-
-struct KernelArgs {
-  int groups;
-  int max_rows;
-  int rows;   // of one group's result where they do not depend on the counts (wgrad)
-  int cols;   // of the result
-  int depth;  // summed index where it does not depend on the counts (forward, dgrad)
-  // Pairs of row tiles that are walked together over all columns: the columns of b in use are read
-  // from memory once for all of them, while their rows of a stay in L2.
-  int panel_pairs;
-  bool accumulate;
-  const std::int64_t* split_sizes;
-  void* c;  // ldc and group_stride in elements; the stride is 0 unless c has a matrix a group
-  std::int64_t ldc, group_stride;
-};
-
-template <GroupedGemmKind kKindOf, int kBlockNOf, class OutOf>
-struct Traits {
-  using Out = OutOf;
-  static constexpr GroupedGemmKind kKind = kKindOf;
-  static constexpr bool kWgrad = kKind == GroupedGemmKind::kWgrad;
-  // Whether the summed index is not the contiguous one of an operand.
-  static constexpr bool kTransposeA = kWgrad;
-  static constexpr bool kTransposeB = kKind != GroupedGemmKind::kForward;
-
-  static constexpr int kBlockN = kBlockNOf;
-  static constexpr int kStages = HopperStages(kBlockN);
-  static constexpr int kBytesA = kBlockM * kBlockK * 2;
-  static constexpr int kBytesB = kBlockN * kBlockK * 2;
-  static constexpr int kStageBytes = kBytesA + kBytesB;
-  static constexpr int kStoreCols = hopper::kSwizzleLine / static_cast<int>(sizeof(Out));
-  static constexpr int kSums = kBlockN / 2;  // registers of a thread
-};
-
-// ---- which tile ----
-
-struct Tile {
-  int group;
-  int row_begin;  // of the group in the rows of the operands
-  int group_rows;
-  int m, n;      // of the tile within the group's result
-  bool share_b;  // which operand this pair shares
-};
-
-// Finds the tile of a growing index. A warp works together: each lane holds one of 32 consecutive
-// groups, so nothing is kept in memory and the counts are read once.
-template <class T>
-class TileWalk {
- public:
-  __device__ TileWalk(const KernelArgs& args, int rank) : args_(args), rank_(rank) {
-    col_tiles_ = CeilDiv(args.cols, T::kBlockN);
-    Load(0, 0);
-    if (args.groups <= 32) {
-      const int pairs = __shfl_sync(~0u, tiles_end_, 31);
-      if (pairs > clusters_) clusters_ = CeilDiv(pairs, CeilDiv(pairs, clusters_));
-    }
-  }
-
-  // The first index of this cluster, or one beyond all, and the step to its next.
-  __device__ int First() const {
-    const int cluster = blockIdx.x / kCluster;
-    return cluster < clusters_ ? cluster : kNoTile;
-  }
-  __device__ int Step() const { return clusters_; }
-
-  // All lanes with the same index, never smaller than before; false when there are no more tiles.
-  __device__ bool Find(int index, Tile& tile) {
-    for (;;) {
-      const unsigned found = __ballot_sync(~0u, index < tiles_end_);
-      if (found != 0) {
-        const int lane = __ffs(found) - 1;
-        tile.group = window_ + lane;
-        tile.row_begin = __shfl_sync(~0u, row_begin_, lane);
-        tile.group_rows = __shfl_sync(~0u, rows_, lane);
-        const int tiles = __shfl_sync(~0u, tiles_, lane);
-        const int tiles_end = __shfl_sync(~0u, tiles_end_, lane);
-        Place(index - (tiles_end - tiles), tile);
-        return true;
-      }
-      if (window_ + 32 >= args_.groups) return false;
-      const int row_end = __shfl_sync(~0u, row_begin_ + rows_, 31);
-      const int tiles_end = __shfl_sync(~0u, tiles_end_, 31);
-      window_ += 32;
-      Load(row_end, tiles_end);
-    }
-  }
-
- private:
-  static __device__ int CeilDiv(int a, int b) { return (a + b - 1) / b; }
-
-  template <class V>
-  static __device__ V InclusiveSum(V v) {
-    const int lane = threadIdx.x % 32;
-    for (int d = 1; d < 32; d *= 2) {
-      const V below = __shfl_up_sync(~0u, v, d);
-      if (lane >= d) v += below;
-    }
-    return v;
-  }
-
-  __device__ void Load(int row_base, int tile_base) {
-    const int group = window_ + static_cast<int>(threadIdx.x % 32);
-    const std::int64_t limit = args_.max_rows;
-    std::int64_t count = group < args_.groups ? args_.split_sizes[group] : 0;
-    count = max(std::int64_t{0}, min(count, limit));
-    const std::int64_t end = min(row_base + InclusiveSum(count), limit);
-    const std::int64_t begin = min(row_base + InclusiveSum(count) - count, limit);
-    row_begin_ = static_cast<int>(begin);
-    rows_ = static_cast<int>(end - begin);
-    tiles_ = group < args_.groups ? TilePairs() : 0;
-    tiles_end_ = tile_base + InclusiveSum(tiles_);
-  }
-
-  __device__ int TilePairs() const {
-    if (T::kWgrad && args_.accumulate && rows_ == 0) return 0;
-    const int row_tiles = CeilDiv(T::kWgrad ? args_.rows : rows_, kBlockM);
-    return row_tiles / 2 * col_tiles_ + row_tiles % 2 * CeilDiv(col_tiles_, 2);
-  }
-
-  __device__ void Place(int index, Tile& tile) const {
-    const int row_tiles = CeilDiv(T::kWgrad ? args_.rows : tile.group_rows, kBlockM);
-    const int pairs = row_tiles / 2;
-    tile.share_b = index < pairs * col_tiles_;
-    if (tile.share_b) {
-      const int panel = index / (args_.panel_pairs * col_tiles_);
-      const int first = panel * args_.panel_pairs;
-      const int height = min(args_.panel_pairs, pairs - first);
-      const int in_panel = index - first * col_tiles_;
-      tile.m = (2 * (first + in_panel % height) + rank_) * kBlockM;
-      tile.n = in_panel / height * T::kBlockN;
-    } else {
-      tile.m = (row_tiles - 1) * kBlockM;
-      tile.n = (2 * (index - pairs * col_tiles_) + rank_) * T::kBlockN;
-    }
-  }
-
-  const KernelArgs& args_;
-  int rank_, col_tiles_;
-  int clusters_ = gridDim.x / kCluster;
-  int window_ = 0;                                // group of lane 0
-  int row_begin_, rows_, tiles_, tiles_end_ = 0;  // of this lane's group; pairs of tiles
-};
-
-template <class T>
-__device__ int DepthBlocks(const KernelArgs& args, const Tile& tile) {
-  return ((T::kWgrad ? tile.group_rows : args.depth) + kBlockK - 1) / kBlockK;
-}
-
-// ---- stages ----
-
-// A position in the ring of stages.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  std::uint32_t phase = 0;
-  __device__ void Advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
-// Shared memory: stages of a and b, two store buffers a warp, barriers.
-template <class T>
-struct SharedLayout {
-  std::uint32_t base;
-  static constexpr int kStoreOffset = T::kStages * T::kStageBytes;
-  static constexpr int kBarrierOffset = kStoreOffset + kConsumerWarps * 2 * kStoreBytes;
-  static constexpr int kBytes = kBarrierOffset + 2 * T::kStages * 8;
-
-  __device__ std::uint32_t A(int stage) const { return base + stage * T::kStageBytes; }
-  __device__ std::uint32_t B(int stage) const { return A(stage) + T::kBytesA; }
-  __device__ std::uint32_t Store(int warp) const {
-    return base + kStoreOffset + warp * 2 * kStoreBytes;
-  }
-  __device__ std::uint32_t Full(int stage) const { return base + kBarrierOffset + stage * 8; }
-  __device__ std::uint32_t Empty(int stage) const { return Full(T::kStages + stage); }
-};
 
 // ---- producer ----
 
@@ -260,7 +64,8 @@ __device__ void Produce(const SharedLayout<T>& shared, const CUtensorMap* map_a,
   TileWalk<T> walk(args, rank);
   Ring<T::kStages> ring;
   Tile tile;
-  for (int index = walk.First(); walk.Find(index, tile); index += walk.Step()) {
+  Deal<T> deal(shared, args, walk.Step());
+  for (int index = walk.First(); walk.Find(index, tile); index = deal.Next(index)) {
     if (!leader) continue;
     const int a_mn = T::kWgrad ? tile.m : tile.row_begin + tile.m;
     const int depth_begin = T::kWgrad ? tile.row_begin : 0;
@@ -289,6 +94,18 @@ __device__ void Produce(const SharedLayout<T>& shared, const CUtensorMap* map_a,
         load_b(1, false);
       }
     }
+  }
+}
+
+template <class T>
+__device__ void DrawTiles(const SharedLayout<T>& shared, const KernelArgs& args) {
+  TileWalk<T> walk(args, 0);
+  Deal<T> deal(shared, args, walk.Step());
+  Tile tile;
+  int index = walk.First();
+  while (walk.Find(index, tile)) {
+    if (threadIdx.x % 32 == 0) index = deal.Draw();
+    index = __shfl_sync(~0u, index, 0);
   }
 }
 
@@ -392,8 +209,8 @@ class TileStore {
       const int row = i % 4 / 2 * 8 + lane_ / 4;
       const int col = n + i / 4 * 8 + lane_ % 4 * 2;
       if (row < rows && col < args_.cols) {
-        const float2 old = __bfloat1622float2(
-            *reinterpret_cast<const __nv_bfloat162*>(c + row * args_.ldc + col));
+        const float2 old =
+            __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(c + row * args_.ldc + col));
         sums[i] += old.x;
         sums[i + 1] += old.y;
       }
@@ -419,9 +236,8 @@ class TileStore {
 #pragma unroll
       for (int j = 0; j < T::kStoreCols / 16; ++j) {
         const float* const s = sums + part * kPartSums + 8 * j;
-        hopper::StoreMatrix(line + (((2 * j + lane_ / 16) ^ (row % 8)) << 4),
-                            PackBf16(s[0], s[1]), PackBf16(s[2], s[3]), PackBf16(s[4], s[5]),
-                            PackBf16(s[6], s[7]));
+        hopper::StoreMatrix(line + (((2 * j + lane_ / 16) ^ (row % 8)) << 4), PackBf16(s[0], s[1]),
+                            PackBf16(s[2], s[3]), PackBf16(s[4], s[5]), PackBf16(s[6], s[7]));
       }
     }
   }
@@ -437,8 +253,8 @@ class TileStore {
 #pragma unroll
     for (int pass = 0; pass < kWarpM / kPassRows; ++pass) {
       const int row = first + pass * kPassRows;
-      v[pass] = hopper::LoadShared(buffer + row * hopper::kSwizzleLine +
-                                   ((vector ^ (row % 8)) << 4));
+      v[pass] =
+          hopper::LoadShared(buffer + row * hopper::kSwizzleLine + ((vector ^ (row % 8)) << 4));
     }
     if (n + vector * kVectorCols >= args_.cols) return;
     c += first * args_.ldc + n + vector * kVectorCols;
@@ -479,12 +295,13 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
   TileStore<T> store(shared, map_c, args);
   Ring<T::kStages> ring;
   Tile next;
+  Deal<T> deal(shared, args, walk.Step());
   int index = walk.First();
   bool more = walk.Find(index, next);
   while (more) {
     const Tile tile = next;
     const auto find_next = [&] {
-      index += walk.Step();
+      index = deal.Next(index);
       more = walk.Find(index, next);
     };
     const int blocks = DepthBlocks<T>(args, tile);
@@ -526,11 +343,11 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
 }
 
 template <class T>
-__global__ __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
-    void sm90_grouped_gemm_kernel(const __grid_constant__ CUtensorMap map_a,
-                                  const __grid_constant__ CUtensorMap map_b,
-                                  const __grid_constant__ CUtensorMap map_c,
-                                  const __grid_constant__ KernelArgs args) {
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
+    sm90_grouped_gemm_kernel(const __grid_constant__ CUtensorMap map_a,
+                             const __grid_constant__ CUtensorMap map_b,
+                             const __grid_constant__ CUtensorMap map_c,
+                             const __grid_constant__ KernelArgs args) {
   extern __shared__ __align__(hopper::kSwizzleAtom) unsigned char shared_bytes[];
   const SharedLayout<T> shared{hopper::SharedAddress(shared_bytes)};
   const int rank = static_cast<int>(hopper::ClusterRank());
@@ -542,6 +359,10 @@ __global__ __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       hopper::BarrierInit(shared.Full(stage), 1);
       hopper::BarrierInit(shared.Empty(stage), kCluster * kConsumerWarps);
     }
+    for (int slot = 0; slot < kDealSlots; ++slot) {
+      hopper::BarrierInit(shared.DealFull(slot), 1);
+      hopper::BarrierInit(shared.DealEmpty(slot), kCluster * (kConsumerWarps + 1));
+    }
     hopper::FenceBarrierInit();
   }
   hopper::ClusterSync();
@@ -551,7 +372,11 @@ __global__ __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   const int warpgroup = static_cast<int>(threadIdx.x) / kConsumerThreads;
   if (warpgroup == 2) {
     hopper::SetMaxRegistersDown<kProducerRegisters>();
-    if (threadIdx.x / 32 == 8) Produce<T>(shared, &map_a, &map_b, args, rank);
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp == kConsumerWarps) Produce<T>(shared, &map_a, &map_b, args, rank);
+    if (warp == kConsumerWarps + 1 && rank == 0 && args.next_tile != nullptr) {
+      DrawTiles<T>(shared, args);
+    }
   } else {
     hopper::SetMaxRegistersUp<kConsumerRegisters>();
     Consume<T>(shared, &map_c, args, rank, warpgroup);

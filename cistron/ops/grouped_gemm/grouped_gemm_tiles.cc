@@ -24,6 +24,9 @@ constexpr std::int64_t kPanelBytes = 16 << 20;
 constexpr std::int64_t kMinPanelPairs = 8;
 constexpr std::int64_t kMaxPanelPairs = 32;
 
+// In fewer waves SMs do not drift far apart.
+constexpr std::int64_t kMinWavesDrawn = 4;
+
 int PanelPairs(std::int64_t depth) {
   const std::int64_t pair_bytes = 2 * kHopperBlockM * std::max<std::int64_t>(1, depth) * 2;
   return static_cast<int>(std::clamp(kPanelBytes / pair_bytes, kMinPanelPairs, kMaxPanelPairs));
@@ -53,12 +56,12 @@ HopperTiles ChooseHopperTiles(GroupedGemmKind kind, std::int64_t groups, std::in
     const std::int64_t pairs =
         groups * (row_tiles / 2 * col_tiles + row_tiles % 2 * CeilDiv(col_tiles, 2));
     const double stages = static_cast<double>(CeilDiv(depth, kHopperBlockK)) + kTileOverhead;
-    const double cost = static_cast<double>(CeilDiv(pairs, clusters)) * stages * shape.block_n *
-                        shape.column_cost;
+    const std::int64_t waves = CeilDiv(pairs, clusters);
+    const double cost = static_cast<double>(waves) * stages * shape.block_n * shape.column_cost;
     if (cost < best_cost) {
       best_cost = cost;
-      best = {shape.block_n, HopperStages(shape.block_n), clusters * kCluster,
-              PanelPairs(depth)};
+      best = {shape.block_n, HopperStages(shape.block_n), clusters * kCluster, PanelPairs(depth),
+              waves >= kMinWavesDrawn};
     }
   }
   return best;

@@ -26,6 +26,9 @@ struct HopperTiles {
   int blocks;  // of the grid, a multiple of the cluster of two
   // Pairs of row tiles that are walked together over all columns of a group.
   int panel_pairs;
+  // Whether clusters draw pairs from a counter, which costs a memset; otherwise they are dealt out
+  // beforehand.
+  bool drawn;
 };
 
 // Counts are on the device, so the groups are taken to be even.
