@@ -25,6 +25,8 @@ bool IsBuilt();
 std::vector<DeviceInfo> Devices();
 // "CUDA 13.0, driver 13.0", or why there is none.
 std::string Describe();
+// 10 · major + minor of the device that was required last; 0 before.
+int ComputeCapability();
 // Throws kUnsupported, saying what was found and what is needed, unless device `index` can be used;
 // makes it the calling thread's.
 void RequireDevice(int index);

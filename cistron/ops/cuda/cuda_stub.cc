@@ -12,6 +12,7 @@
 #include "cistron/ops/gemm/gemm_supports_cuda.h"
 #include "cistron/ops/grouped_bias/grouped_bias_impls.h"
 #include "cistron/ops/grouped_gemm/grouped_gemm_impls.h"
+#include "cistron/ops/grouped_gemm/grouped_gemm_supports_hopper.h"
 #include "cistron/ops/jitter/jitter_impls.h"
 #include "cistron/ops/norm/norm_impls.h"
 #include "cistron/ops/optimizer/adamw_impls.h"
@@ -47,6 +48,8 @@ constinit const CrossEntropyImpl kCrossEntropyCuda = {
 constinit const GemmImpl kGemmCublas = {
     "cublas", GemmCudaSupports<GemmProblem>, {}, DeviceType::kCuda};
 constinit const GemmImpl kGemmCuda = {"cuda", GemmCudaSupports<GemmProblem>, {}, DeviceType::kCuda};
+constinit const GroupedGemmImpl kGroupedGemmHopper = {
+    "hopper", internal::GroupedGemmHopperSupports, {}, DeviceType::kCuda};
 constinit const GroupedGemmImpl kGroupedGemmCuda = {
     "cuda", GemmCudaSupports<GroupedGemmProblem>, {}, DeviceType::kCuda};
 constinit const PermuteImpl kPermuteCuda = {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cistron/ops/implementation.h"
+#include "cistron/tensor/cuda_backend.h"
 
 namespace cistron::ops::internal {
 
@@ -13,6 +14,15 @@ Support FloatsOnCuda(const Problem& problem) {
     return Support::Yes();
   }
   return Support::No("only f64, f32 and bf16");
+}
+
+// Kernels for one architecture: no on a GPU of another one. Where no GPU is used the answer is that
+// of a GPU which has it.
+inline Support NeedsComputeCapability(int needed) {
+  const int here = cuda::ComputeCapability();
+  if (here == 0 || here == needed) return Support::Yes();
+  return Support::No(fmt::format("it needs a GPU of compute capability {}.{}, this one has {}.{}",
+                                 needed / 10, needed % 10, here / 10, here % 10));
 }
 
 }  // namespace cistron::ops::internal

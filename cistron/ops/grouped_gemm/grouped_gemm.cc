@@ -30,6 +30,12 @@ bool SameCounts(const Tensor& a, const Tensor& b) {
   return std::ranges::equal(a.span<std::int64_t>(), b.span<std::int64_t>());
 }
 
+bool Aligned(const Tensor& t) {
+  constexpr std::int64_t kBytes = 16;
+  const std::int64_t row = t.stride(-2) * static_cast<std::int64_t>(SizeOf(t.dtype()));
+  return reinterpret_cast<std::uintptr_t>(t.raw()) % kBytes == 0 && row % kBytes == 0;
+}
+
 // Forward and dgrad: `in` is the width of a's rows, `out` that of c's.
 void RunRows(const Context& ctx, std::string_view op, GroupedGemmKind kind, const GroupedTensor& a,
              const Tensor& w, const Output& c) {
@@ -38,8 +44,14 @@ void RunRows(const Context& ctx, std::string_view op, GroupedGemmKind kind, cons
   CheckRows(op, "the result", c.tensor, 2);
   CheckDTypes(op, a.data, w, c.tensor);
   CheckSplitSizes(op, a.split_sizes, a.max_rows());
-  const GroupedGemmProblem problem{kind,         a.data.dtype(), c.tensor.dtype(), w.dim(0),
-                                   a.max_rows(), w.dim(1),       w.dim(2)};
+  const GroupedGemmProblem problem{kind,
+                                   a.data.dtype(),
+                                   c.tensor.dtype(),
+                                   w.dim(0),
+                                   a.max_rows(),
+                                   w.dim(1),
+                                   w.dim(2),
+                                   Aligned(a.data) && Aligned(w) && Aligned(c.tensor)};
   const bool forward = kind == GroupedGemmKind::kForward;
   CISTRON_CHECK(a.num_groups() == problem.groups &&
                     a.data.dim(1) == (forward ? problem.k : problem.n) &&
@@ -74,9 +86,11 @@ void GroupedGemmWgrad(const Context& ctx, const GroupedTensor& dy, const Grouped
   CheckSplitSizes(kOp, x.split_sizes, x.max_rows());
   CISTRON_CHECK(SameCounts(dy.split_sizes, x.split_sizes),
                 "{}: dy and x have different split_sizes", kOp);
-  const GroupedGemmProblem problem{GroupedGemmKind::kWgrad, dy.data.dtype(), dw.tensor.dtype(),
-                                   dw.tensor.dim(0),        dy.max_rows(),   dw.tensor.dim(1),
-                                   dw.tensor.dim(2)};
+  const GroupedGemmProblem problem{
+      GroupedGemmKind::kWgrad, dy.data.dtype(),
+      dw.tensor.dtype(),       dw.tensor.dim(0),
+      dy.max_rows(),           dw.tensor.dim(1),
+      dw.tensor.dim(2),        Aligned(dy.data) && Aligned(x.data) && Aligned(dw.tensor)};
   CISTRON_CHECK(dy.num_groups() == problem.groups && dy.data.dim(1) == problem.n &&
                     x.data.dim(1) == problem.k,
                 "{}: shapes do not fit: {} groups, dy {}, x {}, dw {}", kOp, dy.num_groups(),
@@ -87,6 +101,7 @@ void GroupedGemmWgrad(const Context& ctx, const GroupedTensor& dy, const Grouped
 
 std::span<const GroupedGemmImpl> GroupedGemmImpls() {
   static const GroupedGemmImpl list[] = {
+      kGroupedGemmHopper,
       kGroupedGemmCuda,
       {"cpu", internal::GroupedGemmCpuSupports, {internal::GroupedGemmCpu}},
       {"ref", internal::GroupedGemmRefSupports, {internal::GroupedGemmRef}},

@@ -33,6 +33,7 @@ struct GroupedGemmProblem {
   DType in_dtype;
   DType out_dtype;
   std::int64_t groups, max_rows, n, k;
+  bool aligned = true;  // tensors and their rows begin at multiples of 16 bytes
 };
 struct GroupedGemmRun {
   // a and b are the operands in the order of the formulas above, c the result.

@@ -8,6 +8,8 @@
 
 #include "cistron/ops/grouped_gemm/grouped_gemm_hopper.h"
 #include "cistron/ops/grouped_gemm/grouped_gemm_hopper_kernel.cuh"
+#include "cistron/ops/grouped_gemm/grouped_gemm_impls.h"
+#include "cistron/ops/grouped_gemm/grouped_gemm_supports_hopper.h"
 #include "cistron/ops/grouped_gemm/grouped_gemm_tiles.h"
 
 namespace cistron::ops::internal {
@@ -185,24 +187,9 @@ Support HopperGroupedGemmSupports(const HopperGroupedGemm& gemm) {
   if (gemm.out_dtype != DType::kBF16 && gemm.out_dtype != DType::kF32) {
     return Support::No(fmt::format("results are bf16 or f32, not {}", Name(gemm.out_dtype)));
   }
-  if (gemm.groups < 0 || gemm.max_rows < 0 || gemm.n < 0 || gemm.k < 0) {
-    return Support::No(fmt::format("a size is negative: groups {}, rows {}, n {}, k {}",
-                                   gemm.groups, gemm.max_rows, gemm.n, gemm.k));
-  }
-  if (gemm.n % 8 != 0 || gemm.k % 8 != 0) {
-    return Support::No(fmt::format("n {} and k {} must be multiples of 8", gemm.n, gemm.k));
-  }
-  // Coordinates and tile numbers are 32-bit; rows × width is not.
-  const std::int64_t rows = gemm.kind == GroupedGemmKind::kWgrad ? gemm.n : gemm.max_rows;
-  const std::int64_t cols = gemm.kind == GroupedGemmKind::kForward ? gemm.n : gemm.k;
-  const std::int64_t groups = gemm.kind == GroupedGemmKind::kWgrad ? gemm.groups : 1;
-  constexpr std::int64_t kLimit = std::numeric_limits<int>::max();
-  constexpr std::int64_t kTile = kHopperBlockM;
-  if (gemm.max_rows > kLimit - kTile || gemm.n > kLimit / 4 || gemm.k > kLimit / 4 ||
-      gemm.groups > 65536 ||
-      groups * ((rows + kTile) / kTile + gemm.groups) > kLimit / 4 / ((cols + kTile) / kTile)) {
-    return Support::No(fmt::format("too large: groups {}, rows {}, n {}, k {}", gemm.groups,
-                                   gemm.max_rows, gemm.n, gemm.k));
+  if (Support shape = HopperShapeSupports(gemm.kind, gemm.groups, gemm.max_rows, gemm.n, gemm.k);
+      !shape) {
+    return shape;
   }
   for (const auto& [name, matrices] :
        {std::pair("a", OperandA(gemm)), std::pair("b", OperandB(gemm)),
@@ -245,3 +232,36 @@ void LaunchHopperGroupedGemm(const HopperGroupedGemm& gemm) {
 }
 
 }  // namespace cistron::ops::internal
+
+namespace cistron::ops {
+namespace {
+
+void RunHopper(const Context& ctx, const GroupedGemmProblem& p, const Tensor& split_sizes,
+               const Tensor& a, const Tensor& b, const Output& c) {
+  internal::HopperGroupedGemm gemm;
+  gemm.kind = p.kind;
+  gemm.out_dtype = p.out_dtype;
+  gemm.accumulate = c.mode == WriteMode::kAccumulate;
+  gemm.groups = p.groups;
+  gemm.max_rows = p.max_rows;
+  gemm.n = p.n;
+  gemm.k = p.k;
+  gemm.lda = a.stride(-2);
+  gemm.ldb = b.stride(-2);
+  gemm.ldc = c.tensor.stride(-2);
+  gemm.a = a.raw();
+  gemm.b = b.raw();
+  gemm.c = c.tensor.raw();
+  gemm.split_sizes = split_sizes.data<std::int64_t>();
+  gemm.stream = ctx.stream().handle;
+  const Tensor workspace = ctx.Empty({internal::HopperGroupedGemmWorkspace(gemm)}, DType::kU8);
+  gemm.workspace = workspace.raw();
+  internal::LaunchHopperGroupedGemm(gemm);
+}
+
+}  // namespace
+
+extern constinit const GroupedGemmImpl kGroupedGemmHopper = {
+    "hopper", internal::GroupedGemmHopperSupports, {RunHopper}, DeviceType::kCuda};
+
+}  // namespace cistron::ops

@@ -26,8 +26,8 @@
 
 #include <type_traits>
 
-#include "cistron/cuda/hopper_ptx.cuh"
-#include "cistron/cuda/hopper_wgmma.cuh"
+#include "cistron/ops/cuda/hopper_ptx.cuh"
+#include "cistron/ops/cuda/hopper_wgmma.cuh"
 #include "cistron/ops/grouped_gemm/grouped_gemm_hopper_walk.cuh"
 
 namespace cistron::ops::internal::sm90 {
@@ -348,6 +348,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
                              const __grid_constant__ CUtensorMap map_b,
                              const __grid_constant__ CUtensorMap map_c,
                              const __grid_constant__ KernelArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // other architectures of a build never launch it
   extern __shared__ __align__(hopper::kSwizzleAtom) unsigned char shared_bytes[];
   const SharedLayout<T> shared{hopper::SharedAddress(shared_bytes)};
   const int rank = static_cast<int>(hopper::ClusterRank());
@@ -384,6 +385,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   // The other block may still write into this one's stages and barriers.
   __syncwarp();
   hopper::ClusterSync();
+#endif
 }
 
 }  // namespace cistron::ops::internal::sm90

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "cistron/cuda/hopper_ptx.cuh"
-#include "cistron/cuda/hopper_wgmma.cuh"
+#include "cistron/ops/cuda/hopper_ptx.cuh"
+#include "cistron/ops/cuda/hopper_wgmma.cuh"
 #include "cistron/ops/grouped_gemm/grouped_gemm_hopper.h"
 #include "cistron/ops/grouped_gemm/grouped_gemm_tiles.h"
 

@@ -5,6 +5,7 @@
 
 namespace cistron::ops {
 
+extern const GroupedGemmImpl kGroupedGemmHopper;
 extern const GroupedGemmImpl kGroupedGemmCuda;
 
 namespace internal {

@@ -67,4 +67,27 @@ HopperTiles ChooseHopperTiles(GroupedGemmKind kind, std::int64_t groups, std::in
   return best;
 }
 
+Support HopperShapeSupports(GroupedGemmKind kind, std::int64_t groups, std::int64_t max_rows,
+                            std::int64_t n, std::int64_t k) {
+  if (groups < 0 || max_rows < 0 || n < 0 || k < 0) {
+    return Support::No(
+        fmt::format("a size is negative: groups {}, rows {}, n {}, k {}", groups, max_rows, n, k));
+  }
+  if (n % 8 != 0 || k % 8 != 0) {
+    return Support::No(fmt::format("n {} and k {} must be multiples of 8", n, k));
+  }
+  // Coordinates and tile numbers are 32-bit; rows × width is not.
+  const std::int64_t rows = kind == GroupedGemmKind::kWgrad ? n : max_rows;
+  const std::int64_t cols = kind == GroupedGemmKind::kForward ? n : k;
+  const std::int64_t results = kind == GroupedGemmKind::kWgrad ? groups : 1;
+  constexpr std::int64_t kLimit = std::numeric_limits<int>::max();
+  constexpr std::int64_t kTile = kHopperBlockM;
+  if (max_rows > kLimit - kTile || n > kLimit / 4 || k > kLimit / 4 || groups > 65536 ||
+      results * ((rows + kTile) / kTile + groups) > kLimit / 4 / ((cols + kTile) / kTile)) {
+    return Support::No(
+        fmt::format("too large: groups {}, rows {}, n {}, k {}", groups, max_rows, n, k));
+  }
+  return Support::Yes();
+}
+
 }  // namespace cistron::ops::internal

@@ -35,4 +35,8 @@ struct HopperTiles {
 HopperTiles ChooseHopperTiles(GroupedGemmKind kind, std::int64_t groups, std::int64_t max_rows,
                               std::int64_t n, std::int64_t k, int multiprocessors);
 
+// Whether the kernel runs a shape, or why not. Pointers and strides are another question.
+Support HopperShapeSupports(GroupedGemmKind kind, std::int64_t groups, std::int64_t max_rows,
+                            std::int64_t n, std::int64_t k);
+
 }  // namespace cistron::ops::internal

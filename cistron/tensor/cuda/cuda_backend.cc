@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,8 @@ namespace {
 
 constexpr int kMinMajor = 8;
 constexpr int kMaxDevices = 64;
+
+std::atomic<int> capability{0};
 
 std::string Version(int v) {
   return fmt::format("{}.{}", v / 1000, v % 1000 / 10);
@@ -136,6 +139,10 @@ std::string Describe() {
   return fmt::format("CUDA {}, driver for CUDA {}", Version(runtime), Version(driver));
 }
 
+int ComputeCapability() {
+  return capability;
+}
+
 void RequireDevice(int index) {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -159,6 +166,7 @@ void RequireDevice(int index) {
                   major, minor, kMinMajor);
   }
   Check(cudaSetDevice(index), "cudaSetDevice");
+  capability = 10 * major + minor;
 }
 
 Allocator& DeviceAllocator(int index) {

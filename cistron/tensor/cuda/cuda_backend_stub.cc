@@ -22,6 +22,9 @@ std::vector<DeviceInfo> Devices() {
 std::string Describe() {
   return "not in this build";
 }
+int ComputeCapability() {
+  return 0;
+}
 void RequireDevice(int) {
   ThrowNotBuilt();
 }
