@@ -110,6 +110,32 @@ TEST(ScaledActivationOp, PlainSwiGluEqualsScaledSwiGlu) {
   }
 }
 
+// In the interleaved layout it is the kind of ScaledActivation; what fuses says why it does not.
+TEST(ScaledActivationOp, InterleavedScaledSwiGluDoesNotFuse) {
+  constexpr std::int64_t kInterleave = 3;
+  Experts a({.kind = ops::ActivationKind::kSwiGlu, .glu_interleave_size = kInterleave},
+            DType::kF32);
+  Experts b(std::make_unique<ScaledSwiGLU>("act", kInterleave), true, DType::kF32);
+  const ops::Context ctx;
+  const Tensor x = testing::Normal({kRows, kHidden}, DType::kF32, "x");
+  const Tensor scale = testing::Uniform({kRows}, DType::kF32, "s");
+  const Tensor dy = testing::Normal({kRows, kHidden}, DType::kF32, "dy");
+  const auto run = [&](const Experts& e) {
+    Saved saved;
+    const Tensor y = e.layers.Forward(ctx, x, {.split_sizes = Counts(), .scale = scale}, &saved);
+    const Tensor dscale = Tensor::Empty({kRows}, DType::kF32);
+    const Tensor dx = e.layers.Backward(ctx, dy, {.scale = ops::Write(dscale)}, saved);
+    return std::array{y, dx, dscale};
+  };
+  const auto first = run(a), second = run(b);
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    EXPECT_TRUE(Agrees(check::CompareBitwise("pass", first[i], second[i])));
+  }
+  EXPECT_THAT(b.layers.Explain(ctx, DType::kF32),
+              ::testing::HasSubstr("act: its gate and up columns alternate; remedy: build it with "
+                                   "glu_interleave_size = 0"));
+}
+
 // Blocks of a recipe are those of gate and of up: where none meets both, the codes, and so the
 // results, are those of the plain layout; where one would, the recipe is refused.
 TEST(ScaledActivationOp, InterleavedGateAndUpKeepTheirBlocksOrAreRefused) {

@@ -9,7 +9,11 @@ Tensor ScaledSwiGLU::Forward(const ops::Context& ctx, const Tensor& x, const Ext
   CISTRON_CHECK(x && x.rank() == 2 && x.dim(1) % 2 == 0, "{}: x is {}, expected [M, 2F]", name_,
                 Describe(x));
   Tensor y = ctx.Empty({x.dim(0), x.dim(1) / 2}, x.dtype());
-  ops::SwiGluForward(ctx, x, extra.scale, extra.split_sizes, ops::Write(y));
+  if (is_interleaved()) {
+    ops::ScaledActivationForward(ctx, config_, x, extra.scale, extra.split_sizes, ops::Write(y));
+  } else {
+    ops::SwiGluForward(ctx, x, extra.scale, extra.split_sizes, ops::Write(y));
+  }
   Save(x, extra, saved);
   return y;
 }
@@ -23,7 +27,12 @@ Tensor ScaledSwiGLU::Backward(const ops::Context& ctx, const Tensor& dy, const B
   const Record r = Take(saved);
   if (!out.input && !out.scale) return {};
   Tensor dx = ctx.Empty(r.x.shape(), dy.dtype());
-  ops::SwiGluBackward(ctx, dy, r.x, r.scale, r.split_sizes, ops::Write(dx), out.scale, {});
+  if (is_interleaved()) {
+    ops::ScaledActivationBackward(ctx, config_, dy, r.x, r.scale, r.split_sizes, ops::Write(dx),
+                                  out.scale, {});
+  } else {
+    ops::SwiGluBackward(ctx, dy, r.x, r.scale, r.split_sizes, ops::Write(dx), out.scale, {});
+  }
   return out.input ? dx : Tensor();
 }
 

@@ -1,15 +1,20 @@
 // ScaledSwiGLU: y = silu(a) · b · s of x = [a | b], s one factor a row (1 where not given).
+//
+// Gate and up columns may alternate in pieces of glu_interleave_size, as ActivationConfig says;
+// only the plain layout fuses.
 #pragma once
 
 #include <string>
 
 #include "cistron/nn/basic_op.h"
+#include "cistron/ops/activation/scaled_activation.h"
 
 namespace cistron::nn {
 
 class ScaledSwiGLU final : public BasicOp {
  public:
-  explicit ScaledSwiGLU(std::string name = "scaled_swiglu") : name_(std::move(name)) {}
+  explicit ScaledSwiGLU(std::string name = "scaled_swiglu", std::int64_t glu_interleave_size = 0)
+      : name_(std::move(name)), config_{.glu_interleave_size = glu_interleave_size} {}
 
   std::string_view kind() const override { return "ScaledSwiGLU"; }
   std::span<const std::string_view> extra_inputs() const override {
@@ -17,7 +22,9 @@ class ScaledSwiGLU final : public BasicOp {
     return kInputs;
   }
   const std::string& name() const override { return name_; }
-  std::int64_t input_parts() const override { return 2; }
+  std::int64_t input_parts() const override { return is_interleaved() ? 1 : 2; }
+  std::int64_t input_interleave() const override { return config_.glu_interleave_size; }
+  bool is_interleaved() const { return config_.glu_interleave_size != 0; }
 
   // x [M, 2F] → [M, F]; takes scale and, for rows that belong to groups, split_sizes.
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
@@ -35,6 +42,7 @@ class ScaledSwiGLU final : public BasicOp {
 
  private:
   std::string name_;
+  ops::ActivationConfig config_;  // swiglu
 };
 
 }  // namespace cistron::nn

@@ -51,7 +51,6 @@ void CheckText(const LoadedConfig& loaded) {
 void CheckSupported(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   if (c.device == DeviceChoice::kCuda) {
-    cuda::RequireDevice(0);
     if (c.precision != Precision::kFp32 && c.precision != Precision::kBf16) {
       CISTRON_THROW(kUnsupported,
                     "{}={}: device=cuda trains in fp32 and bf16; use one of them, or device=cpu",
@@ -61,6 +60,7 @@ void CheckSupported(const LoadedConfig& loaded) {
       CISTRON_THROW(kUnsupported, "{}: shared experts need device=cpu",
                     loaded.Where("model.n_shared_experts"));
     }
+    cuda::RequireDevice(0);
   }
   // A key with its default says nothing: a saved configuration has every key.
   const RunConfig defaults;

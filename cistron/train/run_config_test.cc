@@ -140,6 +140,9 @@ TEST(RunConfig, ValuesMustFitTogether) {
 
 TEST(RunConfig, WhatThisVersionDoesNotDoIsRefusedByName) {
   EXPECT_THAT(ErrorOfOverride("parallel.ep=2"), HasSubstr("parallel.ep=1"));
+  EXPECT_THAT(ErrorOf("", Join(kLegal, {"device=cuda", "precision=mxfp8"})),
+              AllOf(HasSubstr("precision"), HasSubstr("=mxfp8: device=cuda trains in fp32 and "
+                                                      "bf16; use one of them, or device=cpu")));
   if (!cuda::IsBuilt()) {
     EXPECT_THAT(ErrorOfOverride("device=cuda"), HasSubstr("this build has no CUDA backend"));
   } else if (cuda::Devices().empty()) {

@@ -35,10 +35,30 @@ std::string Place(const std::string& parameter_name) {
   return layer < 0 ? parameter_name : fmt::format("layer {} ({})", layer, parameter_name);
 }
 
+// ", the first at position 7 of the global batch": the forward pass runs once more to find it.
+// Empty where it does not come again, as with jitter.
+std::string FirstToken(model::LocalMixtral& m, std::span<const data::Batch> micro_batches,
+                       std::size_t layer) {
+  std::int64_t before = 0;
+  for (const data::Batch& batch : micro_batches) {
+    const model::Mixtral::Logits found = m.model.ComputeLogits(batch);
+    const Tensor& logits = found.router_logits[layer];
+    for (std::int64_t t = 0; t < logits.dim(0); ++t) {
+      if (batch.token_mask && batch.token_mask.data<std::uint8_t>()[t] == 0) continue;
+      if (HasNonFinite(logits.Select(t))) {
+        return fmt::format(", the first at position {} of the global batch", before + t);
+      }
+    }
+    before += batch.num_tokens();
+  }
+  return {};
+}
+
 // Where values stop being finite, looked for in the order of cause: a weight, the forward pass, the
 // backward pass.
-std::string FirstNonFinite(const nn::LocalParameterStore& store, const model::LossSums& sums) {
-  const auto& parameters = store.parameters();
+std::string FirstNonFinite(model::LocalMixtral& m, std::span<const data::Batch> micro_batches,
+                           const model::LossSums& sums) {
+  const auto& parameters = m.store.parameters();
   for (const auto& p : parameters) {
     if (HasNonFinite(p.master)) return fmt::format("a weight of {}", Place(p.spec.name));
   }
@@ -46,7 +66,8 @@ std::string FirstNonFinite(const nn::LocalParameterStore& store, const model::Lo
   const auto tokens = nonfinite.span<std::int64_t>();
   for (std::size_t layer = 0; layer < tokens.size(); ++layer) {
     if (tokens[layer] > 0) {
-      return fmt::format("the router logits of layer {} ({} tokens)", layer, tokens[layer]);
+      return fmt::format("the router logits of layer {} ({} tokens{})", layer, tokens[layer],
+                         FirstToken(m, micro_batches, layer));
     }
   }
   if (!std::isfinite(sums.weighted_nll.item()))
@@ -129,7 +150,7 @@ StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
   if (!std::isfinite(result.loss) || !std::isfinite(result.aux_loss) ||
       !std::isfinite(result.grad_norm) || !AllFinite<double>(result.layer_aux_loss) ||
       !AllFinite<double>(result.z_loss)) {
-    const std::string place = FirstNonFinite(m.store, sums);
+    const std::string place = FirstNonFinite(m, micro_batches, sums);
     m.store.ZeroGradients();
     CISTRON_THROW(kNumericalFailure,
                   "step {}: the loss is {} and the gradient norm {}; the first value that is not "

@@ -34,6 +34,10 @@ Verdict Matches(Window window, std::span<const quant::Recipe> recipes, const Pla
                     fc1.options().out_features),
         "in_features = half of the first layer's out_features, and as many groups");
   }
+  if (static_cast<const ScaledSwiGLU&>(*window[1]).is_interleaved()) {
+    return Verdict::Refuses(window[1]->name(), "its gate and up columns alternate",
+                            "build it with glu_interleave_size = 0");
+  }
   if (!(recipes[0] == recipes[2])) {
     return Verdict::Refuses(
         fc2.name(),

@@ -9,6 +9,10 @@ constexpr std::string_view kKinds[] = {"ScaledSwiGLU", "GroupedLinear"};
 
 Verdict Matches(Window window, std::span<const quant::Recipe> recipes, const PlanKey& key) {
   const std::string& linear = window[1]->name();
+  if (static_cast<const ScaledSwiGLU&>(*window[0]).is_interleaved()) {
+    return Verdict::Refuses(window[0]->name(), "its gate and up columns alternate",
+                            "build it with glu_interleave_size = 0");
+  }
   if (quant::Quantizes(recipes[1])) {
     return Verdict::Refuses(
         linear,

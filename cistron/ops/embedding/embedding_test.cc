@@ -6,6 +6,7 @@
 
 #include "cistron/check/compare.h"
 #include "cistron/ops/embedding/embedding_cases.h"
+#include "cistron/testing/gradient_check.h"
 #include "cistron/testing/implementations.h"
 #include "cistron/testing/poison.h"
 #include "cistron/testing/random.h"
@@ -126,6 +127,28 @@ TEST(Embedding, NamesTheTokenOutsideTheVocabulary) {
     EXPECT_TRUE(testing::IsPoisoned(y));
     EXPECT_THROW(EmbeddingBackward(ctx, tokens, y, Write(w.Clone())), Error);
   }
+}
+
+// Σ a·b over all elements.
+double Inner(const Tensor& a, const Tensor& b) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < a.numel(); ++i) sum += ElementAsDouble(a, i) * ElementAsDouble(b, i);
+  return sum;
+}
+
+TEST(Embedding, GradientOfReference) {
+  const Context ctx = Context().WithImpl("ref");
+  const Tensor tokens = Tensor::Empty({9}, DType::kI64);
+  testing::FillIntegers(tokens, "tokens", 0, 5);
+  const Tensor w = testing::Normal({5, 3}, DType::kF64, "w");
+  const Tensor dy = testing::Normal({9, 3}, DType::kF64, "dy");
+  const Tensor y = Tensor::Empty({9, 3}, DType::kF64), dw = Tensor::Empty({5, 3}, DType::kF64);
+  const auto loss = [&] {
+    EmbeddingForward(ctx, tokens, w, Write(y));
+    return Inner(y, dy);
+  };
+  EmbeddingBackward(ctx, tokens, dy, Write(dw));
+  EXPECT_TRUE(Agrees(testing::CheckGradient("dw", loss, w, dw)));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "cistron/check/bounds.h"
 #include "cistron/check/compare.h"
+#include "cistron/testing/gradient_check.h"
 #include "cistron/testing/implementations.h"
 #include "cistron/testing/poison.h"
 #include "cistron/testing/random.h"
@@ -113,6 +114,30 @@ TEST(GroupedBias, ErrorsNameTheArgument) {
                            y);
       },
       ThrowsMessage<Error>(HasSubstr("row_scale")));
+}
+
+// Σ a·b over all elements.
+double Inner(const Tensor& a, const Tensor& b) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < a.numel(); ++i) sum += ElementAsDouble(a, i) * ElementAsDouble(b, i);
+  return sum;
+}
+
+TEST(GroupedBias, GradientOfReference) {
+  const Context ctx = Context().WithImpl("ref");
+  const Tensor splits = Tensor::FromSpan<std::int64_t>({3}, std::vector<std::int64_t>{2, 0, 3});
+  const Tensor bias = testing::Normal({3, 4}, DType::kF64, "bias");
+  const Tensor scale = testing::Uniform({5}, DType::kF64, "scale", 0.2, 1.0);
+  const Tensor dy = testing::Normal({5, 4}, DType::kF64, "dy");
+  const auto loss = [&] {
+    const Tensor y = Tensor::Zeros({5, 4}, DType::kF64);
+    GroupedBiasForward(ctx, bias, scale, splits, y);
+    return Inner(y, dy);
+  };
+  const Tensor dbias = Tensor::Empty({3, 4}, DType::kF64), ds = Tensor::Empty({5}, DType::kF64);
+  GroupedBiasBackward(ctx, dy, bias, scale, splits, Write(dbias), Write(ds));
+  EXPECT_TRUE(Agrees(testing::CheckGradient("dbias", loss, bias, dbias)));
+  EXPECT_TRUE(Agrees(testing::CheckGradient("dscale", loss, scale, ds)));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "cistron/check/bounds.h"
 #include "cistron/ops/grouped_mlp/row_pieces.h"
+#include "cistron/testing/gradient_check.h"
 #include "cistron/testing/implementations.h"
 #include "cistron/testing/poison.h"
 #include "cistron/testing/random.h"
@@ -389,6 +390,42 @@ TEST(RowPieces, CoverEveryRowOnceAndLeaveNoSliver) {
     }
     EXPECT_EQ(at, 9000);
   }
+}
+
+// Σ a·b over all elements.
+double Inner(const Tensor& a, const Tensor& b) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < a.numel(); ++i) sum += ElementAsDouble(a, i) * ElementAsDouble(b, i);
+  return sum;
+}
+
+TEST(GroupedMlpOp, GradientOfReference) {
+  const Context ctx = Context().WithImpl("ref");
+  constexpr std::int64_t kRows = 6, kHidden = 4, kFfn = 3, kOut = 5;
+  const Tensor splits = Tensor::FromSpan<std::int64_t>({3}, std::vector<std::int64_t>{2, 0, 4});
+  const Tensor x = testing::Normal({kRows, kHidden}, DType::kF64, "x");
+  const Tensor w1 = testing::Normal({3, 2 * kFfn, kHidden}, DType::kF64, "w1");
+  const Tensor w2 = testing::Normal({3, kOut, kFfn}, DType::kF64, "w2");
+  const Tensor scale = testing::Uniform({kRows}, DType::kF64, "scale", 0.2, 1.0);
+  const Tensor dy = testing::Normal({kRows, kOut}, DType::kF64, "dy");
+  const Tensor y = Tensor::Empty({kRows, kOut}, DType::kF64);
+  const Tensor pre = Tensor::Empty({kRows, 2 * kFfn}, DType::kF64);
+  const auto loss = [&] {
+    GroupedMlpForward(ctx, {x, splits}, {w1, w2}, scale, pre, Write(y));
+    return Inner(y, dy);
+  };
+  loss();
+  const Tensor dx = Tensor::Empty(x.shape(), DType::kF64);
+  const Tensor dscale = Tensor::Empty(scale.shape(), DType::kF64);
+  const Tensor dw1 = Tensor::Empty(w1.shape(), DType::kF64);
+  const Tensor dw2 = Tensor::Empty(w2.shape(), DType::kF64);
+  GroupedMlpBackward(
+      ctx, {dy, splits}, x, pre, {w1, w2}, scale,
+      {.dx = Write(dx), .dscale = Write(dscale), .dw1 = Write(dw1), .dw2 = Write(dw2)});
+  EXPECT_TRUE(Agrees(testing::CheckGradient("dx", loss, x, dx)));
+  EXPECT_TRUE(Agrees(testing::CheckGradient("dscale", loss, scale, dscale)));
+  EXPECT_TRUE(Agrees(testing::CheckGradient("dw1", loss, w1, dw1)));
+  EXPECT_TRUE(Agrees(testing::CheckGradient("dw2", loss, w2, dw2)));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cistron/base/philox.h"
+#include "cistron/testing/gradient_check.h"
 #include "cistron/testing/implementations.h"
 #include "cistron/testing/poison.h"
 #include "cistron/testing/random.h"
@@ -105,6 +106,28 @@ TEST(Jitter, ErrorsNameTheValue) {
               ::testing::ThrowsMessage<Error>(HasSubstr("amplitude 1 is outside [0, 1)")));
   EXPECT_THAT(with({.amplitude = 0.1}, Tensor()),
               ::testing::ThrowsMessage<Error>(HasSubstr("step is")));
+}
+
+// Σ a·b over all elements.
+double Inner(const Tensor& a, const Tensor& b) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < a.numel(); ++i) sum += ElementAsDouble(a, i) * ElementAsDouble(b, i);
+  return sum;
+}
+
+// Backward is the same map of dy.
+TEST(Jitter, GradientOfReference) {
+  const Context ctx = Context().WithImpl("ref");
+  const JitterConfig config{.amplitude = 0.3, .seed = 4};
+  const Tensor x = testing::Normal({4, 5}, DType::kF64, "x");
+  const Tensor dy = testing::Normal({4, 5}, DType::kF64, "dy");
+  const Tensor y = Tensor::Empty({4, 5}, DType::kF64), dx = Tensor::Empty({4, 5}, DType::kF64);
+  const auto loss = [&] {
+    Jitter(ctx, config, Step(2), x, Write(y));
+    return Inner(y, dy);
+  };
+  Jitter(ctx, config, Step(2), dy, Write(dx));
+  EXPECT_TRUE(Agrees(testing::CheckGradient("dx", loss, x, dx)));
 }
 
 }  // namespace
