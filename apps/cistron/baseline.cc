@@ -29,7 +29,8 @@ class BaselineCommand final : public Command {
   }
   void Declare(Options& options) override {
     options.Option("--config-name", config_name_, "preset or YAML file whose data to use");
-    options.Option("--max-order", max_order_, "largest order, at most 15");
+    options.Option("--max-order", max_order_,
+                   "largest order, at most 31; -1: until higher orders gain nothing");
     options.Positional("run_or_overrides", words_, "a run directory, or key=value", false);
   }
 
@@ -58,8 +59,14 @@ class BaselineCommand final : public Command {
     if (config.alphabet != data::Alphabet::kDna && config.alphabet != data::Alphabet::kRna) {
       CISTRON_THROW(kBadInput, "data.alphabet: Markov models are fitted to dna and rna only");
     }
-    const train::MarkovBaseline baseline = train::FitMarkovBaseline(
-        *data::Corpus::Open(config), {.max_order = static_cast<int>(max_order_)});
+    if (max_order_ < -1 || max_order_ > train::kMaxMarkovOrder) {
+      CISTRON_THROW(kInvalidArgument, "--max-order={}: not between -1 and {}", max_order_,
+                    train::kMaxMarkovOrder);
+    }
+    train::MarkovOptions options;
+    if (max_order_ >= 0) options.max_order = static_cast<int>(max_order_);
+    const train::MarkovBaseline baseline =
+        train::FitMarkovBaseline(*data::Corpus::Open(config), options);
     fmt::print("{}", train::FormatTable(baseline));
     if (!run.empty()) train::WriteBaseline(train::RunPaths{run}.baseline(), baseline);
     return kOk;
@@ -68,7 +75,7 @@ class BaselineCommand final : public Command {
  private:
   std::string config_name_;
   std::vector<std::string> words_;
-  std::int64_t max_order_ = 13;
+  std::int64_t max_order_ = -1;
 };
 
 }  // namespace

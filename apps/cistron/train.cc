@@ -86,7 +86,7 @@ class TrainCommand final : public Command {
       if (corpus->train_bases() <= kBaselineBases) {
         const train::MarkovBaseline baseline = train::FitMarkovBaseline(*corpus);
         train::WriteBaseline(outcome.paths.baseline(), baseline);
-        comparison = Compare(outcome.heldout->bits_per_base, baseline.Best());
+        comparison = Compare(*outcome.heldout, baseline);
       } else {
         comparison =
             fmt::format("Markov models: `cistron baseline {}`", outcome.paths.root.string());
@@ -105,13 +105,19 @@ class TrainCommand final : public Command {
     if (!comparison.empty()) fmt::print("{}\n", comparison);
   }
 
-  static std::string Compare(double bits, const train::MarkovScore& best) {
-    const double gain = best.bits_per_base - bits;
+  static std::string Compare(const train::HeldoutMetrics& heldout,
+                             const train::MarkovBaseline& baseline) {
+    const train::MarkovScore& best = baseline.Best();
+    const double gain = best.bits_per_base - heldout.bits_per_base;
+    const std::string warning = train::OrderWarning(baseline);
     return fmt::format(
-        "best Markov model: {:.4f} bits per base ({})\n"
-        "the model is {:.4f} bits per base {} Markov model",
-        best.bits_per_base, train::Describe(best), std::abs(gain),
-        gain > 0 ? "better than every" : "worse than the best");
+        "best Markov model: {:.4f} bits per base ({}), over all {} held-out bases, each with its "
+        "whole context; the model sees windows, whose first base is not scored\n"
+        "the model is {:.4f} bits per base {} than {}{}{}",
+        best.bits_per_base, train::Describe(best), baseline.heldout_bases, std::abs(gain),
+        gain > 0 ? "better" : "worse",
+        gain > 0 ? train::DescribeAll(baseline) : std::string("the best Markov model"),
+        warning.empty() ? "" : "\nwarning: ", warning);
   }
 
   std::string config_name_;

@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "cistron/base/error.h"
+#include "cistron/base/philox.h"
 
 namespace cistron::train {
 namespace {
 
-constexpr int kMaxOrder = 15;
 constexpr std::uint8_t kBreak = 4;  // any letter that is no base: contexts end here
 
 constexpr std::array<std::uint8_t, 256> MakeCodes() {
@@ -27,79 +26,15 @@ constexpr std::array<std::uint8_t, 256> MakeCodes() {
 }
 constexpr std::array<std::uint8_t, 256> kCodes = MakeCodes();
 
-constexpr std::uint64_t CellsOfOrder(int k) {
-  return std::uint64_t{1} << (2 * (k + 1));
+constexpr std::uint64_t Mask(int k) {
+  return (std::uint64_t{1} << (2 * k)) - 1;
 }
-
-// Orders [first, last] counted in one pass; for an order too large for the table, one of `slices`
-// equal parts of its cells, chosen by the oldest bases.
-struct Pass {
-  int first = 0, last = 0;
-  std::uint64_t slice = 0, slices = 1;
-};
-
-std::vector<Pass> PlanPasses(int max_order, std::uint64_t table_cells) {
-  std::vector<Pass> passes;
-  Pass pass;
-  std::uint64_t cells = 0;
-  for (int k = 0; k <= max_order; ++k) {
-    if (k > 0 && cells + CellsOfOrder(k) > table_cells) {
-      passes.push_back(pass);
-      pass.first = k;
-      cells = 0;
-    }
-    pass.last = k;
-    cells += CellsOfOrder(k);
-    pass.slices = std::max<std::uint64_t>(1, CellsOfOrder(k) / table_cells);
-    for (pass.slice = 0; pass.slice + 1 < pass.slices; ++pass.slice) passes.push_back(pass);
-  }
-  passes.push_back(pass);
-  return passes;
-}
-
-// Counts of (k+1)-mers of the forward strand; those of the other strand are read off it by
-// complement.
-class CountTable {
- public:
-  // `counts` lends the memory, reused from pass to pass.
-  CountTable(const Pass& pass, std::vector<std::uint32_t>& counts) : pass_(pass), counts_(counts) {
-    std::uint64_t cells = 0;
-    for (int k = pass.first; k <= pass.last; ++k) {
-      offsets_[k] = cells;
-      cells += CellsOfOrder(k) / pass.slices;
-    }
-    begin_ = pass.slice * cells;
-    cells_ = cells;
-    counts_.resize(cells);
-    std::memset(counts_.data(), 0, cells * sizeof(std::uint32_t));
-  }
-
-  void Count(int k, std::uint64_t word) {
-    if (!Holds(word)) return;
-    if (++counts_[offsets_[k] + (word - begin_)] == 0) [[unlikely]] {
-      CISTRON_THROW(kUnsupported, "markov: a word of {} bases occurs 2^32 times or more", k + 1);
-    }
-  }
-  // 0 for words of other slices: sums over all passes are complete.
-  std::uint64_t operator()(int k, std::uint64_t word) const {
-    return Holds(word) ? counts_[offsets_[k] + (word - begin_)] : 0;
-  }
-
- private:
-  bool Holds(std::uint64_t word) const {
-    return pass_.slices == 1 || (word >= begin_ && word - begin_ < cells_);
-  }
-
-  Pass pass_;
-  std::array<std::uint64_t, kMaxOrder + 1> offsets_{};
-  std::uint64_t begin_ = 0, cells_ = 0;
-  std::vector<std::uint32_t>& counts_;
-};
 
 // Follows a sequence of codes: the last 32 bases, how many of them are known, and their reverse
 // complement.
 class Window {
  public:
+  static constexpr int kBases = 32;
   void Reset() { known_ = 0; }
   void Push(std::uint8_t code) {
     if (code == kBreak) {
@@ -108,34 +43,19 @@ class Window {
     }
     forward_ = forward_ << 2 | code;
     reverse_ = reverse_ >> 2 | static_cast<std::uint64_t>(3 - code) << 62;
-    known_ = std::min(known_ + 1, 32);
+    known_ = std::min(known_ + 1, kBases);
   }
   // Known bases up to and including the last one pushed.
   int known() const { return known_; }
-  // The last k + 1 bases, newest in the lowest bits.
-  std::uint64_t Word(int k) const { return forward_ & (CellsOfOrder(k) - 1); }
-  // Their reverse complement: its newest base is the complement of the oldest.
-  std::uint64_t ReverseWord(int k) const { return reverse_ >> (64 - 2 * (k + 1)); }
+  // The last base, and those before it from the lowest bits up.
+  std::uint64_t Forward() const { return forward_; }
+  // Of the other strand, the base `back` bases before the last one, and those before it.
+  std::uint64_t Reverse(int back) const { return reverse_ >> (62 - 2 * back); }
 
  private:
   std::uint64_t forward_ = 0, reverse_ = 0;
   int known_ = 0;
 };
-
-std::int64_t CountPart(const BaseSource& train, const Pass& pass, CountTable& table) {
-  Window window;
-  std::int64_t bases = 0;
-  train([&](std::string_view stretch, bool continues) {
-    if (!continues) window.Reset();
-    for (const char letter : stretch) {
-      window.Push(kCodes[static_cast<unsigned char>(letter)]);
-      bases += window.known() > 0;
-      const int last = std::min(pass.last, window.known() - 1);
-      for (int k = pass.first; k <= last; ++k) table.Count(k, window.Word(k));
-    }
-  });
-  return bases;
-}
 
 // n(c, x) and n(c) of every held-out position at one order.
 struct Counts {
@@ -148,8 +68,8 @@ struct Counts {
 
 struct HeldOut {
   std::vector<std::uint8_t> codes;  // kBreak between stretches
-  std::vector<std::uint8_t>
-      known;  // bases of context, at most kMaxOrder; only for scored positions
+  // Bases of context, at most kMaxMarkovOrder; only for scored positions.
+  std::vector<std::uint8_t> known;
   std::int64_t scored = 0;
 };
 
@@ -165,36 +85,136 @@ HeldOut ReadHeldOut(const BaseSource& source) {
       heldout.codes.push_back(kCodes[static_cast<unsigned char>(letter)]);
       window.Push(heldout.codes.back());
       if (window.known() == 0) continue;
-      heldout.known.push_back(static_cast<std::uint8_t>(std::min(window.known() - 1, kMaxOrder)));
+      heldout.known.push_back(
+          static_cast<std::uint8_t>(std::min(window.known() - 1, kMaxMarkovOrder)));
     }
   });
   heldout.scored = static_cast<std::int64_t>(heldout.known.size());
   return heldout;
 }
 
-// Adds what `table` knows of order k to the counts of the held-out positions.
-void Gather(const HeldOut& heldout, const CountTable& table, int k, Counts& forward,
-            Counts& reverse) {
+// Calls `visit(i, context, next)` for every scored position that has k bases of context.
+template <class F>
+void ForEachContext(const HeldOut& heldout, int k, F&& visit) {
   Window window;
   std::size_t i = 0;
   for (const std::uint8_t code : heldout.codes) {
     window.Push(code);
     if (window.known() == 0) continue;
     if (window.known() > k) {
-      const std::uint64_t word = window.Word(k), reversed = window.ReverseWord(k);
-      forward.word[i] += table(k, word);
-      reverse.word[i] += table(k, reversed);
-      // The other next bases: lowest base of the word, highest base (complemented) of the reversed
-      // one.
-      const std::uint64_t context = word & ~std::uint64_t{3};
-      const std::uint64_t rest = reversed & (CellsOfOrder(k) / 4 - 1);
-      for (std::uint64_t x = 0; x < 4; ++x) {
-        forward.context[i] += table(k, context | x);
-        reverse.context[i] += table(k, x << (2 * k) | rest);
-      }
+      visit(i, window.Forward() >> 2 & Mask(k), static_cast<int>(window.Forward() & 3));
     }
     ++i;
   }
+}
+
+// How often each base follows each of the held-out part's contexts of k bases in the training part,
+// on either strand.
+class ContextTable {
+ public:
+  ContextTable(const HeldOut& heldout, int k)
+      : order_(k), direct_(IsDirect(heldout, k)), counts_(Cells(heldout, k)) {
+    if (direct_) return;
+    keys_.assign(counts_.size(), kEmpty);
+    ForEachContext(heldout, k, [&](std::size_t, std::uint64_t context, int) {
+      keys_[Find(context)] = context;
+    });
+  }
+  static std::int64_t Bytes(const HeldOut& heldout, int k) {
+    const std::size_t cell = sizeof(Cell) + (IsDirect(heldout, k) ? 0 : sizeof(std::uint64_t));
+    return static_cast<std::int64_t>(Cells(heldout, k) * cell);
+  }
+
+  int order() const { return order_; }
+  // False when the held-out part does not hold the context.
+  bool Count(std::uint64_t context, std::size_t next, std::size_t strand) {
+    const std::size_t at = Find(context);
+    if (!direct_ && keys_[at] == kEmpty) return false;
+    if (++counts_[at][4 * strand + next] == 0) [[unlikely]] {
+      CISTRON_THROW(kUnsupported, "markov: a word of {} bases occurs 2^32 times or more",
+                    order_ + 1);
+    }
+    return true;
+  }
+  // Of every position with a whole context.
+  void Gather(const HeldOut& heldout, Counts& forward, Counts& reverse) const {
+    ForEachContext(heldout, order_, [&](std::size_t i, std::uint64_t context, int next) {
+      const Cell& cell = counts_[Find(context)];
+      const auto x = static_cast<std::size_t>(next);
+      forward.word[i] = cell[x];
+      reverse.word[i] = cell[4 + x];
+      for (std::size_t other = 0; other < 4; ++other) {
+        forward.context[i] += cell[other];
+        reverse.context[i] += cell[4 + other];
+      }
+    });
+  }
+
+ private:
+  using Cell = std::array<std::uint32_t, 8>;  // four bases of the forward strand, four of the other
+  static constexpr std::uint64_t kEmpty = ~std::uint64_t{0};  // no context: those have 62 bits
+
+  // Four fifths of a hash table are used at most; where all contexts fit, they are the index.
+  static std::size_t HashCells(const HeldOut& heldout) { return heldout.known.size() * 5 / 4 + 1; }
+  static bool IsDirect(const HeldOut& heldout, int k) { return Mask(k) < HashCells(heldout); }
+  static std::size_t Cells(const HeldOut& heldout, int k) {
+    return IsDirect(heldout, k) ? Mask(k) + 1 : HashCells(heldout);
+  }
+  // Where the context is, or would be put.
+  std::size_t Find(std::uint64_t context) const {
+    if (direct_) return context;
+    std::size_t at = static_cast<std::size_t>(
+        static_cast<unsigned __int128>(Mix64(context)) * keys_.size() >> 64);
+    while (keys_[at] != context && keys_[at] != kEmpty) at = at + 1 == keys_.size() ? 0 : at + 1;
+    return at;
+  }
+
+  int order_;
+  bool direct_;
+  std::vector<Cell> counts_;
+  std::vector<std::uint64_t> keys_;
+};
+
+// One base of a strand with the `available` bases before it, from the lowest bits up. A context
+// that the held-out part lacks is in no longer one, so most bases end after a few orders.
+void CountBase(std::uint64_t bases, int available, std::size_t strand,
+               std::vector<ContextTable>& tables) {
+  for (ContextTable& table : tables) {
+    const int k = table.order();
+    if (k > available || !table.Count(bases >> 2 & Mask(k), bases & 3, strand)) return;
+  }
+}
+
+// Counts the training part into the tables, of ascending orders; returns its bases.
+std::int64_t CountPart(const BaseSource& train, std::vector<ContextTable>& tables) {
+  Window window;
+  std::int64_t bases = 0;
+  // The other strand's contexts lie ahead, so its bases are counted when they have been seen whole:
+  // one a step, the last ones where a stretch ends.
+  const auto end_stretch = [&] {
+    for (int back = std::min(window.known(), Window::kBases - 1) - 1; back >= 0; --back) {
+      CountBase(window.Reverse(back), back, 1, tables);
+    }
+    window.Reset();
+  };
+  train([&](std::string_view stretch, bool continues) {
+    if (!continues) end_stretch();
+    for (const char letter : stretch) {
+      const std::uint8_t code = kCodes[static_cast<unsigned char>(letter)];
+      if (code == kBreak) {
+        end_stretch();
+        continue;
+      }
+      window.Push(code);
+      ++bases;
+      CountBase(window.Forward(), window.known() - 1, 0, tables);
+      if (window.known() == Window::kBases) {
+        CountBase(window.Reverse(Window::kBases - 1), Window::kBases - 1, 1, tables);
+      }
+    }
+  });
+  end_stretch();
+  return bases;
 }
 
 // Scores of one kind of model, order after order.
@@ -225,10 +245,10 @@ class Scorer {
 };
 
 void CheckOptions(const MarkovOptions& options) {
-  CISTRON_CHECK(options.max_order >= 0 && options.max_order <= kMaxOrder,
-                "markov: max_order {} is not in 0…{}", options.max_order, kMaxOrder);
-  CISTRON_CHECK(options.table_bytes >= 16, "markov: table_bytes {} is below 16",
-                options.table_bytes);
+  if (options.max_order) {
+    CISTRON_CHECK(*options.max_order >= 0 && *options.max_order <= kMaxMarkovOrder,
+                  "markov: max_order {} is not in 0…{}", *options.max_order, kMaxMarkovOrder);
+  }
   CISTRON_CHECK(options.add > 0 && std::isfinite(options.add),
                 "markov: add {} is not a positive number", options.add);
   CISTRON_CHECK(!options.priors.empty(), "markov: the list of priors is empty");
@@ -292,13 +312,41 @@ class BaselineScorer {
   Scorer forward_, both_, interpolated_;
 };
 
+double LowestUpTo(const std::vector<MarkovScore>& scores, int order) {
+  double lowest = std::numeric_limits<double>::infinity();
+  for (const MarkovScore& score : scores) {
+    if (score.order <= order) lowest = std::min(lowest, score.bits_per_base);
+  }
+  return lowest;
+}
+
+// Whether orders above k promise nothing (MarkovOptions::max_order).
+bool IsFlat(const MarkovBaseline& baseline, int k) {
+  constexpr int kOrders = 3;
+  const double words = std::log(2.0 * static_cast<double>(baseline.train_bases)) / std::log(4.0);
+  if (k < words + kOrders) return false;
+  return LowestUpTo(baseline.scores, k - kOrders) - LowestUpTo(baseline.scores, k) < kFlatBits;
+}
+
 }  // namespace
 
 const MarkovScore& MarkovBaseline::Best() const {
   CISTRON_CHECK(!scores.empty(), "markov: a baseline without scores has no best one");
-  return *std::min_element(
-      scores.begin(), scores.end(),
-      [](const MarkovScore& a, const MarkovScore& b) { return a.bits_per_base < b.bits_per_base; });
+  const double lowest = LowestUpTo(scores, MaxOrder());
+  const MarkovScore* best = nullptr;
+  for (const MarkovScore& score : scores) {
+    if (score.bits_per_base >= lowest + kFlatBits) continue;
+    const bool better = best == nullptr || score.order < best->order ||
+                        (score.order == best->order && score.bits_per_base < best->bits_per_base);
+    if (better) best = &score;
+  }
+  return *best;
+}
+
+int MarkovBaseline::MaxOrder() const {
+  int order = -1;
+  for (const MarkovScore& score : scores) order = std::max(order, score.order);
+  return order;
 }
 
 MarkovBaseline FitMarkovBaseline(const BaseSource& train, const BaseSource& heldout_source,
@@ -313,26 +361,26 @@ MarkovBaseline FitMarkovBaseline(const BaseSource& train, const BaseSource& held
 
   BaselineScorer scorer(heldout, options);
   Counts forward, reverse;
-  std::vector<std::uint32_t> table_memory;
-  // Slices are cut at whole bases: a power of four.
-  std::uint64_t table_cells = 4;
-  while (table_cells * 4 * sizeof(std::uint32_t) <=
-         static_cast<std::uint64_t>(options.table_bytes)) {
-    table_cells *= 4;
-  }
-  for (const Pass& pass : PlanPasses(options.max_order, table_cells)) {
-    CountTable table(pass, table_memory);
-    baseline.train_bases = CountPart(train, pass, table);
+  const int last = options.max_order.value_or(kMaxMarkovOrder);
+  for (int k = 0; k <= last;) {
+    std::vector<ContextTable> tables;
+    std::int64_t bytes = 0;
+    for (; k <= last &&
+           (tables.empty() || bytes + ContextTable::Bytes(heldout, k) <= options.table_bytes);
+         ++k) {
+      bytes += ContextTable::Bytes(heldout, k);
+      tables.emplace_back(heldout, k);
+    }
+    baseline.train_bases = CountPart(train, tables);
     if (baseline.train_bases == 0) {
       CISTRON_THROW(kBadInput, "markov: the training part holds no A, C, G or T to count");
     }
-    for (int k = pass.first; k <= pass.last; ++k) {
-      if (pass.slice == 0) {
-        forward.Assign(heldout.known.size());
-        reverse.Assign(heldout.known.size());
-      }
-      Gather(heldout, table, k, forward, reverse);
-      if (pass.slice + 1 == pass.slices) scorer.Score(k, forward, reverse, baseline.scores);
+    for (const ContextTable& table : tables) {
+      forward.Assign(heldout.known.size());
+      reverse.Assign(heldout.known.size());
+      table.Gather(heldout, forward, reverse);
+      scorer.Score(table.order(), forward, reverse, baseline.scores);
+      if (!options.max_order && IsFlat(baseline, table.order())) return baseline;
     }
   }
   return baseline;
@@ -350,6 +398,20 @@ std::string Describe(const MarkovScore& score) {
   return fmt::format("{}, interpolated, order {} (prior {:g})", strands, score.order, score.prior);
 }
 
+std::string DescribeAll(const MarkovBaseline& baseline) {
+  return fmt::format("every Markov model fitted (orders 0…{})", baseline.MaxOrder());
+}
+
+std::string OrderWarning(const MarkovBaseline& baseline) {
+  const MarkovScore& best = baseline.Best();
+  if (best.order == 0 || best.order < baseline.MaxOrder()) return {};
+  return fmt::format("the best order, {}, is the largest fitted: a higher one may be better{}",
+                     best.order,
+                     best.order < kMaxMarkovOrder
+                         ? "; `cistron baseline` without --max-order goes on until none is"
+                         : "");
+}
+
 std::string FormatTable(const MarkovBaseline& baseline) {
   const MarkovScore& best = baseline.Best();
   struct Column {
@@ -365,9 +427,7 @@ std::string FormatTable(const MarkovBaseline& baseline) {
       "{:>5}  {:>15}  {:>15}  {:>19}  {:>6}\n",
       baseline.train_bases, baseline.heldout_bases, "order", kColumns[0].title, kColumns[1].title,
       kColumns[2].title, "prior");
-  int max_order = -1;
-  for (const MarkovScore& score : baseline.scores) max_order = std::max(max_order, score.order);
-  for (int k = 0; k <= max_order; ++k) {
+  for (int k = 0; k <= baseline.MaxOrder(); ++k) {
     text += fmt::format("{:>5}", k);
     double prior = 0;
     for (std::size_t c = 0; c < std::size(kColumns); ++c) {
@@ -390,6 +450,9 @@ std::string FormatTable(const MarkovBaseline& baseline) {
       "which favours "
       "these models)\n",
       Describe(best));
+  if (const std::string warning = OrderWarning(baseline); !warning.empty()) {
+    text += fmt::format("warning: {}\n", warning);
+  }
   return text;
 }
 

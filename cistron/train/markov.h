@@ -1,8 +1,8 @@
 // Order-k Markov models of DNA: what a DNA model has to beat.
 //
 // Fitted by counting on the training part, scored in bits per base on the held-out part, for every
-// order k from 0 to max_order in one go. With n(c, x) the times that base x follows the k bases c,
-// and n(c) = Σ_x n(c, x):
+// order k from 0 up, until higher orders gain nothing. With n(c, x) the times that base x follows
+// the k bases c, and n(c) = Σ_x n(c, x):
 //
 //   add            p_k(x | c) = (n(c, x) + a) / (n(c) + 4a)                       a = 1/4
 //   interpolated   p_k(x | c) = (n(c, x) + α_k · p_{k-1}(x | c')) / (n(c) + α_k)  c' = c without
@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,11 +36,19 @@ using BaseSource = std::function<void(const BaseVisitor&)>;
 
 enum class MarkovSmoothing { kAdd, kInterpolated };
 
+inline constexpr int kMaxMarkovOrder = 31;
+// A gain that four decimals do not show.
+inline constexpr double kFlatBits = 5e-5;
+
 struct MarkovOptions {
-  int max_order = 13;  // 0 … 15
+  // The largest order, 0 … kMaxMarkovOrder. Absent: orders are added until the last three together
+  // gain less than kFlatBits over the best before them, but not before they are three longer than
+  // the words that the training part can hold all of (log4 of its bases, both strands): repeats,
+  // which high orders live on, show only beyond that.
+  std::optional<int> max_order;
   double add = 0.25;
   std::vector<double> priors = {4, 16, 64, 256};  // candidates for α_k
-  // Memory of the count table; orders whose counts need more are counted in several passes.
+  // Memory of the counts of one pass over the training part; at least one order is counted.
   std::int64_t table_bytes = std::int64_t{256} << 20;
 };
 
@@ -56,14 +65,18 @@ struct MarkovBaseline {
   std::int64_t heldout_bases = 0;  // scored
   std::vector<MarkovScore> scores;
 
-  // The lowest bits per base. Throws kInvalidArgument when there are no scores.
+  // The lowest bits per base; of models closer than kFlatBits, the lowest order. Throws
+  // kInvalidArgument when there are no scores.
   const MarkovScore& Best() const;
+  // The largest order fitted; -1 when there are no scores.
+  int MaxOrder() const;
 };
 
-// Counts over `train`, scores over `heldout`. Memory: options.table_bytes and about 60 bytes a
-// held-out base; time, with the default table: a pass over `train` for all orders up to 11, one for
-// order 12, and 4^(k-12) for each order k above. Throws kInvalidArgument for bad options, kBadInput
-// when a part holds no base.
+// Counts over `train`, scores over `heldout`. Only contexts that the held-out part holds are
+// counted, so memory does not grow with the order: about 60 bytes a held-out base, and the larger
+// of options.table_bytes and 50 bytes a held-out base. Time: a few passes over `train`, two
+// look-ups a base for every order whose contexts the held-out part mostly holds. Throws
+// kInvalidArgument for bad options, kBadInput when a part holds no base.
 MarkovBaseline FitMarkovBaseline(const BaseSource& train, const BaseSource& heldout,
                                  const MarkovOptions& options = {});
 
@@ -72,6 +85,11 @@ BaseSource FromString(std::string_view bases);
 
 // "both strands, interpolated, order 13 (prior 16)"
 std::string Describe(const MarkovScore& score);
+// "every Markov model fitted (orders 0…21)"
+std::string DescribeAll(const MarkovBaseline& baseline);
+// A sentence when the best order is the largest fitted, so that a higher one may be better; else
+// empty.
+std::string OrderWarning(const MarkovBaseline& baseline);
 // A table for people: one line an order, one column a kind of model, the best marked.
 std::string FormatTable(const MarkovBaseline& baseline);
 

@@ -61,7 +61,7 @@ class Definition {
  private:
   void Count(const std::string& bases) {
     for (std::size_t i = 0; i < bases.size(); ++i) {
-      for (std::size_t n = 1; n <= 16 && i + n <= bases.size(); ++n) ++counts_[bases.substr(i, n)];
+      for (std::size_t n = 1; n <= 32 && i + n <= bases.size(); ++n) ++counts_[bases.substr(i, n)];
     }
   }
   double Get(const std::string& word) const {
@@ -104,7 +104,7 @@ void ExpectMatchesDefinition(const std::string& train, const std::string& heldou
   options.priors = {3};
   const MarkovBaseline baseline =
       FitMarkovBaseline(FromString(train), FromString(heldout), options);
-  const std::vector<double> priors(20, 3.0);
+  const std::vector<double> priors(32, 3.0);
   const Definition one(train, false), both(train, true);
   for (int k = 0; k <= max_order; ++k) {
     EXPECT_NEAR(Bits(baseline, k, false, MarkovSmoothing::kAdd),
@@ -136,15 +136,57 @@ TEST(Markov, MatchesItsDefinition) {
 TEST(Markov, TableOfAnySizeMatchesTheDefinition) {
   const std::string train = RandomBases(400, 3);
   const std::string heldout = train.substr(10, 200) + RandomBases(40, 4);
-  // A slice of 4 words, of 64 words, and orders that fit exactly or just do not.
-  ExpectMatchesDefinition(train, heldout, 3, 16);
-  ExpectMatchesDefinition(train, heldout, 5, 4 * 64);
-  for (const int bytes : {4095, 4096, 4097}) ExpectMatchesDefinition(train, heldout, 6, bytes);
+  // An order a pass, some, and all of them.
+  for (const int bytes : {0, 5'000, 20'000, 1 << 20}) {
+    ExpectMatchesDefinition(train, heldout, 6, bytes);
+  }
 }
 
 TEST(Markov, HighestOrderMatchesTheDefinition) {
   const std::string train = RandomBases(60, 9);
-  ExpectMatchesDefinition(train, train.substr(5, 40), 15, 1 << 18);
+  ExpectMatchesDefinition(train, train.substr(5, 40), kMaxMarkovOrder, 1 << 18);
+}
+
+// Repeats of 14 bases among 4,000: contexts longer than these tell nothing.
+TEST(Markov, OrdersAreAddedUntilTheyGainNothing) {
+  const std::string train = RandomBases(4000, 10);
+  std::string heldout;
+  for (std::size_t at = 3; at + 14 < train.size(); at += 97) heldout += train.substr(at, 14);
+  const MarkovBaseline baseline = FitMarkovBaseline(FromString(train), FromString(heldout));
+  // 2 · 4,000 bases hold all words of up to log4(8000) = 6.5 letters.
+  EXPECT_GE(baseline.Best().order, 7);
+  EXPECT_LE(baseline.Best().order, 14);
+  EXPECT_GE(baseline.MaxOrder(), baseline.Best().order + 3);
+  EXPECT_LT(baseline.MaxOrder(), kMaxMarkovOrder);
+  EXPECT_EQ(OrderWarning(baseline), "");
+  const MarkovBaseline all =
+      FitMarkovBaseline(FromString(train), FromString(heldout), {.max_order = kMaxMarkovOrder});
+  EXPECT_LT(baseline.Best().bits_per_base - all.Best().bits_per_base, 2 * kFlatBits);
+  EXPECT_EQ(DescribeAll(all), "every Markov model fitted (orders 0…31)");
+  // Nothing to learn: the search ends as soon as repeats would have shown.
+  const MarkovBaseline none =
+      FitMarkovBaseline(FromString(train), FromString(RandomBases(600, 11)));
+  EXPECT_EQ(none.MaxOrder(), 10);
+  EXPECT_EQ(OrderWarning(none), "");
+}
+
+TEST(Markov, WarnsWhenTheBestOrderIsTheLargestFitted) {
+  const std::string train = RandomBases(4000, 10);
+  const MarkovBaseline baseline =
+      FitMarkovBaseline(FromString(train), FromString(train.substr(1000, 600)), {.max_order = 5});
+  EXPECT_EQ(baseline.Best().order, 5);
+  EXPECT_NE(OrderWarning(baseline).find("the best order, 5, is the largest fitted"),
+            std::string::npos);
+  EXPECT_NE(FormatTable(baseline).find("warning: the best order"), std::string::npos);
+}
+
+TEST(Markov, BestIsTheLowestOrderOfEquals) {
+  MarkovBaseline baseline;
+  baseline.scores = {{0, true, MarkovSmoothing::kAdd, 0, 1.95},
+                     {1, false, MarkovSmoothing::kAdd, 0, 1.90003},
+                     {1, true, MarkovSmoothing::kAdd, 0, 1.90001},
+                     {2, true, MarkovSmoothing::kAdd, 0, 1.9}};
+  EXPECT_EQ(baseline.Best().bits_per_base, 1.90001);
 }
 
 TEST(Markov, PriorIsTheBestOfTheListForEachOrder) {
@@ -211,7 +253,7 @@ TEST(Markov, SaysWhatIsWrong) {
   EXPECT_THROW(FitMarkovBaseline(FromString("NN"), FromString("ACGT")), Error);
   EXPECT_THROW(FitMarkovBaseline(FromString("ACGT"), FromString("")), Error);
   MarkovOptions options;
-  options.max_order = 16;
+  options.max_order = kMaxMarkovOrder + 1;
   EXPECT_THROW(FitMarkovBaseline(FromString("ACGT"), FromString("ACGT"), options), Error);
   options = {};
   options.priors = {0};
@@ -254,7 +296,8 @@ TEST(Markov, EscherichiaColiTable) {
       {2, 1.9663, 1.9663, 1.9663}, {3, 1.9541, 1.9541, 1.9541},  {4, 1.9468, 1.9467, 1.9467},
       {5, 1.9407, 1.9404, 1.9404}, {6, 1.9377, 1.9366, 1.9365},  {7, 1.9405, 1.9362, 1.9342},
       {8, 1.9633, 1.9449, 1.9327}, {10, 2.2320, 2.1380, 1.9303}, {12, 2.1173, 2.1720, 1.9273},
-      {13, 0, 0, 1.9247},
+      {13, 0, 0, 1.9247},          {14, 0, 0, 1.9226},           {15, 0, 0, 1.9196},
+      {16, 0, 0, 1.9183},          {17, 0, 0, 1.9176},           {18, 0, 0, 1.9173},
   };
   const auto four_decimals = [](double bits) { return std::round(bits * 1e4) / 1e4; };
   for (const Line& line : kLines) {
@@ -267,7 +310,10 @@ TEST(Markov, EscherichiaColiTable) {
     EXPECT_EQ(four_decimals(Bits(baseline, line.order, true, MarkovSmoothing::kAdd)), line.both)
         << line.order;
   }
-  EXPECT_EQ(baseline.Best().order, 13);
+  // Higher orders gain nothing, which ends the search.
+  EXPECT_EQ(four_decimals(baseline.Best().bits_per_base), 1.9171);
+  EXPECT_LT(baseline.Best().order, baseline.MaxOrder());
+  EXPECT_EQ(OrderWarning(baseline), "");
 }
 
 }  // namespace
