@@ -52,7 +52,7 @@ class EvalCommand final : public Command {
     }
     const auto m = evaluation_.Load();
     const quant::Autocast recipe = evaluation_.Recipe();
-    fmt::print("file\tbases\tloss\tperplexity\tbits_per_base\n");
+    fmt::print("file\t{0}s\tloss\tperplexity\tbits_per_{0}\n", evaluation_.unit());
     if (evaluation_.files().empty()) {
       HeldoutOfRun(*m);
       return kOk;

@@ -27,6 +27,8 @@ class EvaluationOptions {
   const train::ReadingRules& rules() const { return rules_; }
   // An option given that says how files are read, "--alphabet"; empty when there is none.
   std::string FileOption() const;
+  // "base", "residue" or "byte", which names columns.
+  std::string_view unit() const { return data::UnitName(rules_.alphabet); }
   std::int64_t batch_tokens() const { return batch_tokens_; }
 
  private:

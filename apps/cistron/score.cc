@@ -21,8 +21,9 @@ class ScoreCommand final : public Command {
   }
   std::string footer() const override {
     return "Tab-separated: file, record, length, bases (scored), loss (nats a base), perplexity,\n"
-           "bits_per_base; NA where a record has nothing to score. Rules as in `cistron eval`.\n"
-           "Control bytes and backslashes in names are written \\xNN.\n"
+           "bits_per_base; NA where a record has nothing to score. Bases are residues for protein,\n"
+           "bytes for bytes. Rules as in `cistron eval`. Control bytes and backslashes in names are\n"
+           "written \\xNN.\n"
            "Examples:\n"
            "  cistron score runs/L0_sanity/final --data genes.fa\n"
            "  cistron score runs/L0_sanity --data genes.fa.gz --output scores.tsv";
@@ -38,7 +39,8 @@ class ScoreCommand final : public Command {
     evaluation_.Prepare();
     const auto m = evaluation_.Load();
     const quant::Autocast recipe = evaluation_.Recipe();
-    std::string table = "file\trecord\tlength\tbases\tloss\tperplexity\tbits_per_base\n";
+    std::string table = fmt::format("file\trecord\tlength\t{0}s\tloss\tperplexity\tbits_per_{0}\n",
+                                    evaluation_.unit());
     for (const std::string& file : evaluation_.files()) {
       const auto corpus = data::Corpus::Open(train::WholeFile(file, evaluation_.rules()));
       const data::EvaluationStream stream(corpus, data::Part::kAll);

@@ -99,8 +99,12 @@ class TrainCommand final : public Command {
       fmt::print("model:  the last checkpoint in {}\n", outcome.paths.checkpoints().string());
     }
     if (outcome.heldout) {
-      fmt::print("held-out: {:.4f} bits per base over {} bases (loss {:.4f})\n",
-                 outcome.heldout->bits_per_base, outcome.heldout->bases, outcome.heldout->loss);
+      const std::string_view unit = data::UnitName(config.data.alphabet);
+      fmt::print("held-out: {:.4f} bits per {} over {} {}s (loss {:.4f})\n",
+                 outcome.heldout->bits_per_base, unit, outcome.heldout->bases, unit,
+                 outcome.heldout->loss);
+    } else {
+      fmt::print("held-out: this run holds nothing out (data.split=none)\n");
     }
     if (!comparison.empty()) fmt::print("{}\n", comparison);
   }

@@ -95,6 +95,26 @@ std::int64_t SmallestVocabulary(Alphabet alphabet) {
   return alphabet == Alphabet::kBytes ? kVocabSize : 128;
 }
 
+std::string_view UnitName(Alphabet alphabet) {
+  switch (alphabet) {
+    case Alphabet::kDna:
+    case Alphabet::kRna: return "base";
+    case Alphabet::kProtein: return "residue";
+    case Alphabet::kBytes: return "byte";
+  }
+  return "letter";
+}
+
+int AlphabetSize(Alphabet alphabet) {
+  switch (alphabet) {
+    case Alphabet::kDna:
+    case Alphabet::kRna: return 4;
+    case Alphabet::kProtein: return 20;
+    case Alphabet::kBytes: return 256;
+  }
+  return 1;
+}
+
 std::string_view AlphabetName(Alphabet alphabet) {
   switch (alphabet) {
     case Alphabet::kDna: return "dna";

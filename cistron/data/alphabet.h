@@ -59,6 +59,10 @@ class ByteTable {
 // letters, anything for bytes.
 std::int64_t SmallestVocabulary(Alphabet alphabet);
 
+// What texts call one letter of a sequence: "base", "residue" or "byte"; the plural takes an s.
+std::string_view UnitName(Alphabet alphabet);
+// Letters that a model which knows nothing chooses from: 4, 20 or 256.
+int AlphabetSize(Alphabet alphabet);
 // "dna", "rna", "protein", "bytes".
 std::string_view AlphabetName(Alphabet alphabet);
 // The alphabet of that name; nothing for other texts.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 namespace cistron::train {
 namespace {
@@ -34,12 +35,14 @@ std::string FormatCount(double count) {
   return fmt::format("{:.0f}", count);
 }
 
-Progress::Progress(std::FILE* out, std::int64_t done, std::int64_t total, std::int64_t log_every)
+Progress::Progress(std::FILE* out, std::int64_t done, std::int64_t total, std::int64_t log_every,
+                   std::string unit)
     : out_(out),
       terminal_(isatty(fileno(out)) != 0),
       done_(done),
       total_(total),
-      log_every_(log_every) {}
+      log_every_(log_every),
+      unit_(std::move(unit)) {}
 
 Progress::~Progress() {
   if (bar_drawn_) std::fputc('\n', out_);
@@ -47,8 +50,8 @@ Progress::~Progress() {
 }
 
 std::string Progress::Status(const StepMetrics& m) const {
-  std::string text = fmt::format("loss {:.4f}  {:.4f} bits/base  {} tok/s", m.loss,
-                                 m.loss / std::numbers::ln2, FormatCount(m.tokens_per_s));
+  std::string text = fmt::format("loss {:.4f}  {:.4f} bits/{}  {} tok/s", m.loss,
+                                 m.loss / std::numbers::ln2, unit_, FormatCount(m.tokens_per_s));
   if (m.mfu) text += fmt::format("  MFU {:.0f}%", *m.mfu * 100);
   return text + fmt::format("  left {}", FormatDuration(seconds_per_step_ *
                                                         static_cast<double>(total_ - m.step)));
@@ -59,9 +62,9 @@ void Progress::Step(const StepMetrics& m) {
   // A mean over about the last twenty steps.
   seconds_per_step_ = seconds_per_step_ == 0 ? seconds : 0.95 * seconds_per_step_ + 0.05 * seconds;
   if (m.heldout) {
-    Line(fmt::format("step {:>6}/{}  held-out loss {:.4f}  {:.4f} bits/base  ({} bases)", m.step,
-                     total_, m.heldout->loss, m.heldout->bits_per_base,
-                     FormatCount(static_cast<double>(m.heldout->bases))));
+    Line(fmt::format("step {:>6}/{}  held-out loss {:.4f}  {:.4f} bits/{}  ({} {}s)", m.step,
+                     total_, m.heldout->loss, m.heldout->bits_per_base, unit_,
+                     FormatCount(static_cast<double>(m.heldout->bases)), unit_));
   }
   if (!terminal_) {
     if (m.step % log_every_ == 0 || m.step == total_ || m.step == done_ + 1) {

@@ -17,8 +17,10 @@ std::string FormatCount(double count);
 
 class Progress {
  public:
-  // Writes to `out`. `done` steps were made before; `log_every` is for plain lines.
-  Progress(std::FILE* out, std::int64_t done, std::int64_t total, std::int64_t log_every);
+  // Writes to `out`. `done` steps were made before; `log_every` is for plain lines; `unit` names a
+  // letter of the sequences ("base").
+  Progress(std::FILE* out, std::int64_t done, std::int64_t total, std::int64_t log_every,
+           std::string unit);
   ~Progress();
 
   // After a step: redraws the bar, or prints a line when one is due.
@@ -33,6 +35,7 @@ class Progress {
   std::FILE* out_;
   bool terminal_;
   std::int64_t done_, total_, log_every_;
+  std::string unit_;
   double seconds_per_step_ = 0;
   bool bar_drawn_ = false;
 };

@@ -70,7 +70,8 @@ std::string Paragraph(const std::string& text, const char* css = "muted") {
 
 class Page {
  public:
-  explicit Page(const RunRecord& record) : record_(record), bits_(InBits(record)) {}
+  explicit Page(const RunRecord& record)
+      : record_(record), bits_(InBits(record)), unit_(data::UnitName(record.alphabet())) {}
 
   std::string Build() {
     Head();
@@ -113,13 +114,17 @@ class Page {
 
   void Verdict() {
     const double last = LastHeldout(record_);
-    const char* unit = bits_ ? "bits per base" : "nats a token";
+    const std::string unit = bits_ ? "bits per " + unit_ : "nats a token";
     if (!std::isfinite(last)) {
-      out_ += Paragraph("No held-out value has been computed yet.", "verdict");
+      out_ += Paragraph(record_.holds_out()
+                            ? "No held-out value has been computed yet."
+                            : "This run holds nothing out (data.split=none): nothing here says how "
+                              "well it predicts sequences that it was not trained on.",
+                        "verdict");
       return;
     }
     std::string text = fmt::format("Held-out part: <strong>{:.4f} {}</strong>", last, unit);
-    if (bits_ && record_.baseline && !record_.baseline->scores.empty()) {
+    if (HasBaseline()) {
       const MarkovScore& best = record_.baseline->Best();
       const double margin = best.bits_per_base - last;
       text += margin > 0
@@ -127,9 +132,15 @@ class Page {
                                 margin)
                   : fmt::format(", <span class=\"bad\">{:.4f} above the best Markov model</span>",
                                 -margin);
-      text += fmt::format(" ({}: {:.4f})", EscapeXml(Describe(best)), best.bits_per_base);
+      text += fmt::format(" ({}: {:.4f}; orders 0…{} fitted)", EscapeXml(Describe(best)),
+                          best.bits_per_base, record_.baseline->MaxOrder());
     }
     out_ += "<p class=\"verdict\">" + text + ".</p>\n";
+    if (HasBaseline()) {
+      if (const std::string warning = OrderWarning(*record_.baseline); !warning.empty()) {
+        out_ += Paragraph("Beware: " + warning + ".");
+      }
+    }
     if (!record_.final_evaluation) {
       out_ += Paragraph(
           "This is the last value computed during training, which may cover a sample of the "
@@ -144,7 +155,8 @@ class Page {
     out_ += "<ul class=\"tiles\">\n";
     const double last = LastHeldout(record_);
     if (std::isfinite(last)) {
-      Tile(fmt::format("{:.4f}", last), bits_ ? "held-out bits per base" : "held-out loss (nats)");
+      Tile(fmt::format("{:.4f}", last),
+           bits_ ? "held-out bits per " + unit_ : "held-out loss (nats)");
       Tile(fmt::format("{:.3f}", bits_ ? std::exp2(last) : std::exp(last)), "held-out perplexity");
     }
     if (const double loss = Last(&StepRecord::loss); std::isfinite(loss)) {
@@ -178,11 +190,11 @@ class Page {
     return *middle;
   }
 
-  void Section(const char* title, const std::string& text) {
+  void Section(const std::string& title, const std::string& text) {
     out_ += fmt::format("<h2>{}</h2>\n", title) + Paragraph(text);
   }
   // A card with one drawing for each width of the page.
-  void Card(const char* heading, const std::optional<LineChart>& chart, bool hero = false) {
+  void Card(const std::string& heading, const std::optional<LineChart>& chart, bool hero = false) {
     if (!chart) return;
     out_ += fmt::format("<section class=\"card{}\"><h3>{}</h3>\n", hero ? " hero has-wide" : "",
                         EscapeXml(heading));
@@ -192,25 +204,44 @@ class Page {
   }
 
   void Learning() {
-    Section("Learning", bits_ ? "Lower is better. Two bits a base is what a model pays that knows "
-                                "nothing; the dotted lines "
-                                "are the best Markov model of each kind, counted on the same "
-                                "training part and scored on "
-                                "the same held-out part."
-                              : "Lower is better.");
+    Section("Learning", LearningText());
     const auto curve = LearningCurve(record_);
     if (!curve) {
       out_ += Paragraph("No loss has been logged.");
       return;
     }
-    Card(bits_ ? "Bits per base" : "Loss", curve, true);
-    if (bits_ && !record_.baseline) {
+    Card(bits_ ? "Bits per " + unit_ : "Loss", curve, true);
+    if (IsNucleotide(record_) && bits_ && record_.holds_out() && !record_.baseline) {
       out_ += Paragraph(
           "There is no baseline.json here, so no Markov line: cistron baseline writes it for the "
           "same split.");
     }
     HeldoutTable();
     BaselineTable();
+  }
+
+  bool HasBaseline() const {
+    return IsNucleotide(record_) && record_.baseline && !record_.baseline->scores.empty();
+  }
+  std::string LearningText() const {
+    std::string text = "Lower is better.";
+    if (!record_.holds_out())
+      text += " This run holds nothing out: the curve is the training loss.";
+    if (bits_ && IsNucleotide(record_)) {
+      text += " Two bits a base is what a model pays that knows nothing.";
+    }
+    if (HasBaseline()) {
+      text +=
+          " The other dotted lines are the best Markov model of each kind, counted on the same "
+          "training part and scored on the same held-out part: on all of its bases, each with its "
+          "whole context, while the model sees windows, whose first base is not scored.";
+    }
+    if (HasSampledHeldout(record_)) {
+      text +=
+          " Points on the way were scored on a sample of the held-out part; the diamond at the end "
+          "is the whole of it, so a step from the last point to it may be the sample's.";
+    }
+    return text;
   }
 
   void HeldoutTable() {
@@ -225,11 +256,11 @@ class Page {
       rows += HeldoutRow("final", f.heldout_loss, f.heldout_bits_per_base, f.heldout_bases);
     }
     if (rows.empty()) return;
-    out_ +=
+    out_ += fmt::format(
         "<details><summary>Held-out values</summary><div class=\"scroll\"><table><tr><th>step</th>"
-        "<th class=\"n\">loss, nats</th><th class=\"n\">bits per base</th><th class=\"n\">bases "
-        "scored</th></tr>\n" +
-        rows + "</table></div></details>\n";
+        "<th class=\"n\">loss, nats</th><th class=\"n\">bits per {0}</th><th class=\"n\">{0}s "
+        "scored</th></tr>\n{1}</table></div></details>\n",
+        unit_, rows);
   }
   static std::string HeldoutRow(const std::string& step, double loss, double bits, double bases) {
     const auto cell = [](double v) { return std::isfinite(v) ? fmt::format("{:.4f}", v) : "–"; };
@@ -241,7 +272,7 @@ class Page {
   }
 
   void BaselineTable() {
-    if (!record_.baseline || record_.baseline->scores.empty()) return;
+    if (!HasBaseline()) return;
     out_ += fmt::format(
         "<details><summary>All Markov models</summary><div "
         "class=\"scroll\"><pre>{}</pre></div></details>\n",
@@ -252,7 +283,9 @@ class Page {
     Section("Training step", "Means of neighbouring steps; the band is their range.");
     out_ += "<div class=\"grid\">\n";
     Card("Loss from the first step", LossChart(record_));
-    Card("Auxiliary loss", AuxiliaryLossChart(record_));
+    Card("Auxiliary loss of all layers together", AuxiliaryLossChart(record_));
+    Card("Load-balancing loss of each layer", LayerAuxiliaryLossChart(record_));
+    Card("Router z-loss of each layer", ZLossChart(record_));
     Card("Learning rate", RateChart(record_));
     Card("Gradient norm", GradientNormChart(record_));
     Card("Tokens a second", SpeedChart(record_));
@@ -276,18 +309,22 @@ class Page {
       out_ += "</div>\n";
     }
     const auto bases = BaseMaps(record_);
+    const std::string title = fmt::format("Which {} each expert serves", unit_);
     if (bases.empty()) {
-      Section("Which base each expert serves",
-              "There is no expert_bases.json here: it is written when a run ends, from the "
-              "held-out part.");
+      // Bytes are too many to be told apart in a picture.
+      const bool never = record_.alphabet() == data::Alphabet::kBytes || !record_.holds_out();
+      if (!never) {
+        Section(title,
+                "There is no expert_bases.json here: it is written when a run ends, from the "
+                "held-out part.");
+      }
       return;
     }
-    Section("Which base each expert serves",
-            "Of the tokens that an expert received over the held-out part, the share at which each "
-            "base stands "
-            "(the base that the model reads there, not the one it predicts). The colour compares "
-            "it with the "
-            "base's share of all tokens.");
+    Section(title, fmt::format("Of the tokens that an expert received over the held-out part, the "
+                               "share at which each {0} stands (the {0} that the model reads "
+                               "there, not the one it predicts). The colour compares it with the "
+                               "{0}'s share of all tokens.",
+                               unit_));
     out_ += "<div class=\"legend\">" + RenderHeatLegend(bases[0].range) +
             "</div>\n<div class=\"grid\">\n";
     Maps(bases, bases);
@@ -320,6 +357,7 @@ class Page {
 
   const RunRecord& record_;
   const bool bits_;
+  const std::string unit_;  // of the sequences: base, residue, byte
   std::string out_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <numeric>
 
@@ -82,6 +83,96 @@ std::vector<ReferenceLine> MarkovLines(const MarkovBaseline& baseline) {
   return lines;
 }
 
+// What a model pays that knows nothing, and the Markov models; and an axis that shows how the run
+// ends: its first steps start near log2 of the vocabulary, what matters happens far below.
+void ZoomIn(const RunRecord& record, const Series& smooth, const Series& heldout,
+            const Series& whole, LineChart& chart) {
+  constexpr double kRoom = 1.03;
+  double low = std::numeric_limits<double>::infinity(), high = 0;
+  const double middle = (record.steps.front().step + record.steps.back().step) / 2;
+  for (const Series* series : {&smooth, &heldout, &whole}) {
+    for (std::size_t i = 0; i < series->x.size(); ++i) {
+      low = std::min(low, series->y[i]);
+      if (series->x[i] >= middle) high = std::max(high, series->y[i]);
+    }
+  }
+  high *= kRoom;
+  const int letters = data::AlphabetSize(record.alphabet());
+  const double nothing = std::log2(letters);
+  // Far above the run it would only flatten the picture.
+  if (!(nothing > 1.5 * low)) {
+    chart.references.push_back(
+        {fmt::format("{} equal {}s: {:.3g}", letters == 4 ? "four" : fmt::format("{}", letters),
+                     data::UnitName(record.alphabet()), nothing),
+         nothing});
+    high = std::max(high, kRoom * nothing);
+  }
+  if (record.baseline && IsNucleotide(record)) {
+    const auto lines = MarkovLines(*record.baseline);
+    chart.references.insert(chart.references.end(), lines.begin(), lines.end());
+  }
+  for (const ReferenceLine& line : chart.references) low = std::min(low, line.y);
+  chart.y_max = high;
+  chart.y_min = low - 0.1 * (high - low);
+}
+
+// A chart of a value a layer, one line each or their mean and range.
+std::optional<LineChart> ByLayer(std::vector<Series> by_layer, const char* title,
+                                 const char* label) {
+  const std::size_t layers = by_layer.size();
+  if (layers == 0 || by_layer[0].x.empty()) return std::nullopt;
+  LineChart chart;
+  chart.title = title;
+  chart.x_label = "step";
+  chart.y_label = label;
+  for (Series& series : by_layer) series = Thin(series, kMaxPoints);
+  if (layers <= kMaxLayerLines) {
+    for (std::size_t l = 0; l < layers; ++l) {
+      Series line = std::move(by_layer[l]);
+      line.low.clear();
+      line.high.clear();
+      line.name = fmt::format("layer {}", l);
+      line.color = static_cast<int>(l);
+      chart.series.push_back(std::move(line));
+    }
+    return chart;
+  }
+  Series mean;
+  mean.name = fmt::format("mean and range of {} layers", layers);
+  for (std::size_t i = 0; i < by_layer[0].x.size(); ++i) {
+    double sum = 0, low = by_layer[0].y[i], high = low;
+    for (const Series& series : by_layer) {
+      sum += series.y[i];
+      low = std::min(low, series.y[i]);
+      high = std::max(high, series.y[i]);
+    }
+    mean.x.push_back(by_layer[0].x[i]);
+    mean.y.push_back(sum / static_cast<double>(layers));
+    mean.low.push_back(low);
+    mean.high.push_back(high);
+  }
+  chart.series.push_back(std::move(mean));
+  return chart;
+}
+
+// Of a field with a value a layer; steps whose count of values is another are left out.
+std::vector<Series> LayersOf(const RunRecord& record, std::vector<double> StepRecord::*field) {
+  std::vector<Series> by_layer;
+  for (const StepRecord& step : record.steps) {
+    const std::vector<double>& values = step.*field;
+    if (values.empty()) continue;
+    if (by_layer.empty()) by_layer.resize(values.size());
+    const bool finite =
+        std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
+    if (values.size() != by_layer.size() || !finite) continue;
+    for (std::size_t l = 0; l < values.size(); ++l) {
+      by_layer[l].x.push_back(step.step);
+      by_layer[l].y.push_back(values[l]);
+    }
+  }
+  return by_layer;
+}
+
 // Whether nearly all cells lie between half and twice an even share.
 bool FitsFineScale(const std::vector<HeatMap>& maps) {
   std::size_t cells = 0, outside = 0;
@@ -98,8 +189,19 @@ bool FitsFineScale(const std::vector<HeatMap>& maps) {
 
 }  // namespace
 
+bool HasSampledHeldout(const RunRecord& record) {
+  if (!record.final_evaluation) return false;
+  const double whole = record.final_evaluation->heldout_bases;
+  return std::any_of(record.steps.begin(), record.steps.end(),
+                     [whole](const StepRecord& step) { return step.heldout_bases < whole; });
+}
+
+bool IsNucleotide(const RunRecord& record) {
+  return data::AlphabetSize(record.alphabet()) == 4;
+}
+
 bool InBits(const RunRecord& record) {
-  if (record.baseline) return true;
+  if (record.baseline || record.data) return true;
   if (record.final_evaluation && std::isfinite(record.final_evaluation->heldout_bits_per_base)) {
     return true;
   }
@@ -125,45 +227,38 @@ double LastHeldout(const RunRecord& record) {
 
 std::optional<LineChart> LearningCurve(const RunRecord& record) {
   const bool bits = InBits(record);
+  const std::string unit(data::UnitName(record.alphabet()));
   LineChart chart;
-  chart.title =
-      bits ? "Bits per base over the run: training loss and held-out part against Markov models"
-           : "Training and held-out loss over the run";
+  chart.title = fmt::format(
+      "{} over the run: training loss{}{}", bits ? "Bits per " + unit : std::string("Loss"),
+      record.holds_out() ? " and held-out part" : "",
+      record.baseline && IsNucleotide(record) ? " against Markov models" : "");
   chart.x_label = "step";
-  chart.y_label = bits ? "bits per base" : "loss, nats a token";
+  chart.y_label = bits ? "bits per " + unit : "loss, nats a token";
   const Series loss = Over(record, "training loss, smoothed", &StepRecord::loss, 0,
                            bits ? 1 / std::numbers::ln2 : 1.0);
   Series smooth = Smooth(loss, loss.y.size() / 60);
   const Series raw = Thin(loss, kMaxPoints / 2);
   Series heldout = Over(record, "held-out part",
                         bits ? &StepRecord::heldout_bits_per_base : &StepRecord::heldout_loss, 1);
-  heldout.markers = heldout.x.size() <= 60;
+  Series whole;  // scored at the end on all of it, so another measure than the points on the way
   const double last = LastHeldout(record);
   if (record.final_evaluation && std::isfinite(last)) {
-    const double step = record.steps.back().step;
-    if (!heldout.x.empty() && heldout.x.back() == step) {
-      heldout.y.back() = last;  // the whole held-out part instead of a sample of it
-    } else {
-      heldout.x.push_back(step);
-      heldout.y.push_back(last);
+    whole.name = "whole held-out part";
+    whole.x = {record.steps.back().step};
+    whole.y = {last};
+    whole.color = 1;
+    whole.diamonds = true;
+    if (!heldout.x.empty() && heldout.x.back() == whole.x[0]) {
+      heldout.x.pop_back();
+      heldout.y.pop_back();
     }
+    if (HasSampledHeldout(record)) heldout.name = "held-out part, a sample";
   }
-  if (loss.y.empty() && heldout.y.empty()) return std::nullopt;
+  heldout.markers = heldout.x.size() <= 60;
+  if (loss.y.empty() && heldout.y.empty() && whole.y.empty()) return std::nullopt;
+  if (bits) ZoomIn(record, smooth, heldout, whole, chart);
 
-  if (bits) {
-    chart.references.push_back({"four equal bases: 2", 2.0});
-    if (record.baseline) {
-      const auto lines = MarkovLines(*record.baseline);
-      chart.references.insert(chart.references.end(), lines.begin(), lines.end());
-    }
-    // The first steps start near log2 of the vocabulary; what matters happens below two bits.
-    chart.y_max = 2.06;
-    double low = 2.0;
-    for (const ReferenceLine& line : chart.references) low = std::min(low, line.y);
-    for (const double y : heldout.y) low = std::min(low, y);
-    for (const double y : smooth.y) low = std::min(low, y);
-    chart.y_min = low - 0.1 * (2.06 - low);
-  }
   Series thinned = Thin(smooth, kMaxPoints);
   thinned.low.clear();
   thinned.high.clear();
@@ -176,6 +271,7 @@ std::optional<LineChart> LearningCurve(const RunRecord& record) {
   }
   if (!thinned.y.empty()) chart.series.push_back(std::move(thinned));
   if (!heldout.y.empty()) chart.series.push_back(std::move(heldout));
+  if (!whole.y.empty()) chart.series.push_back(std::move(whole));
   return chart;
 }
 
@@ -196,6 +292,15 @@ std::optional<LineChart> LossChart(const RunRecord& record) {
 
 std::optional<LineChart> AuxiliaryLossChart(const RunRecord& record) {
   return Single(record, "Auxiliary loss", "load-balancing loss", &StepRecord::aux_loss);
+}
+
+std::optional<LineChart> LayerAuxiliaryLossChart(const RunRecord& record) {
+  return ByLayer(LayersOf(record, &StepRecord::layer_aux_loss), "Load-balancing loss of each layer",
+                 "load-balancing loss");
+}
+
+std::optional<LineChart> ZLossChart(const RunRecord& record) {
+  return ByLayer(LayersOf(record, &StepRecord::z_loss), "Router z-loss of each layer", "z-loss");
 }
 
 std::optional<LineChart> RateChart(const RunRecord& record) {
@@ -243,39 +348,9 @@ std::optional<LineChart> BalanceChart(const RunRecord& record) {
       by_layer[l].y.push_back(100 * entropy / std::log(static_cast<double>(experts)));
     }
   }
-  LineChart chart;
-  chart.title = "Evenness of the expert load by layer";
-  chart.x_label = "step";
-  chart.y_label = "% of the entropy of an even load";
-  chart.y_max = 100.5;
-  if (layers <= kMaxLayerLines) {
-    for (std::size_t l = 0; l < layers; ++l) {
-      Series line = Thin(by_layer[l], kMaxPoints);
-      line.low.clear();
-      line.high.clear();
-      line.name = fmt::format("layer {}", l);
-      line.color = static_cast<int>(l);
-      chart.series.push_back(std::move(line));
-    }
-    return chart;
-  }
-  Series mean;
-  mean.name = fmt::format("mean and range of {} layers", layers);
-  std::vector<Series> thin;
-  for (const Series& series : by_layer) thin.push_back(Thin(series, kMaxPoints));
-  for (std::size_t i = 0; i < thin[0].x.size(); ++i) {
-    double sum = 0, low = 100, high = 0;
-    for (const Series& series : thin) {
-      sum += series.y[i];
-      low = std::min(low, series.y[i]);
-      high = std::max(high, series.y[i]);
-    }
-    mean.x.push_back(thin[0].x[i]);
-    mean.y.push_back(sum / static_cast<double>(layers));
-    mean.low.push_back(low);
-    mean.high.push_back(high);
-  }
-  chart.series.push_back(std::move(mean));
+  auto chart = ByLayer(std::move(by_layer), "Evenness of the expert load by layer",
+                       "% of the entropy of an even load");
+  if (chart) chart->y_max = 100.5;
   return chart;
 }
 
@@ -338,7 +413,8 @@ std::vector<HeatMap> BaseMaps(const RunRecord& record) {
     }
     for (const double n : of_base) all += n;
     HeatMap map;
-    map.title = fmt::format("Bases that the experts of layer {} serve", l);
+    map.title = fmt::format("{}s that the experts of layer {} serve",
+                            record.alphabet() == data::Alphabet::kProtein ? "Residue" : "Base", l);
     map.y_label = fmt::format("layer {}: expert (its share of all tokens)", l);
     map.column_labels = data.bases;
     for (std::size_t e = 0; e < layer.size(); ++e) {

@@ -9,8 +9,12 @@
 
 namespace cistron::train {
 
-// Whether the run's losses are told in bits per base: DNA, by its held-out values or its baseline.
+// Whether the run's losses are told in bits a letter: where the alphabet is known, by the
+// configuration, a held-out value or a baseline.
 bool InBits(const RunRecord& record);
+bool IsNucleotide(const RunRecord& record);
+// Whether values on the way were scored on less than the whole held-out part of the end.
+bool HasSampledHeldout(const RunRecord& record);
 // The last held-out value in the run's unit: the final evaluation, else the last one on the way;
 // NaN when none.
 double LastHeldout(const RunRecord& record);
@@ -21,6 +25,9 @@ std::optional<LineChart> LearningCurve(
 std::optional<LineChart> LossChart(
     const RunRecord& record);  // from the first step, nats, log scale
 std::optional<LineChart> AuxiliaryLossChart(const RunRecord& record);
+// A value a layer.
+std::optional<LineChart> LayerAuxiliaryLossChart(const RunRecord& record);
+std::optional<LineChart> ZLossChart(const RunRecord& record);
 std::optional<LineChart> RateChart(const RunRecord& record);
 std::optional<LineChart> GradientNormChart(const RunRecord& record);
 std::optional<LineChart> SpeedChart(const RunRecord& record);

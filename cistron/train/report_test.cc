@@ -13,11 +13,14 @@
 
 #include "cistron/base/error.h"
 #include "cistron/base/philox.h"
+#include "cistron/train/report_charts.h"
 
 namespace cistron::train {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -172,6 +175,87 @@ TEST_F(ReportTest, BareMetricsGiveAPageThatSaysWhatIsMissing) {
 
   Write("metrics.jsonl", "{\"step\": 1}\n");
   EXPECT_THAT(RenderReport(ReadRunRecord(directory_)), HasSubstr("No loss has been logged"));
+}
+
+// A short run lies above what a long one shows: the axis follows it.
+TEST_F(ReportTest, ShortRunIsInTheChart) {
+  std::string metrics;
+  for (int step = 1; step <= 4; ++step) {
+    metrics += fmt::format("{{\"step\": {}, \"loss\": {}}}\n", step, 5.6 - 0.5 * step);
+  }
+  Write("metrics.jsonl", metrics);
+  Write("config.yaml", "data:\n  alphabet: dna\n");
+  Write("final.json",
+        R"({"heldout_loss": 3.5, "heldout_bits_per_base": 5.05, "heldout_bases": 9})");
+  const RunRecord record = ReadRunRecord(directory_);
+  const auto chart = LearningCurve(record);
+  ASSERT_TRUE(chart && chart->y_max);
+  EXPECT_GT(*chart->y_max, 5.05);
+  EXPECT_THAT(RenderLearningCurve(record), AllOf(HasSubstr(">3</text>"), Not(HasSubstr(">2.5<"))));
+}
+
+TEST_F(ReportTest, ProteinIsToldInResidues) {
+  Write("metrics.jsonl", ExampleMetrics(30, 1, 4));
+  Write("config.yaml", "data:\n  alphabet: protein\n");
+  Write("final.json",
+        R"({"heldout_loss": 2.85, "heldout_bits_per_base": 4.11, "heldout_bases": 100})");
+  WriteBaseline(directory_ / "baseline.json", ExampleBaseline());
+  const std::string html = RenderReport(ReadRunRecord(directory_));
+  EXPECT_THAT(html, AllOf(HasSubstr("4.1100 bits per residue"), HasSubstr("residues scored")));
+  EXPECT_THAT(html, Not(AnyOf(HasSubstr("Markov"), HasSubstr("per base"), HasSubstr("Two bits"))));
+}
+
+TEST_F(ReportTest, UniformLineIsThatOfTheAlphabet) {
+  const auto line = [this](const char* alphabet, double bits) {
+    Write("metrics.jsonl", fmt::format("{{\"step\": 1, \"loss\": {}}}\n", bits * std::log(2.0)));
+    Write("config.yaml", fmt::format("data:\n  alphabet: {}\n", alphabet));
+    const auto chart = LearningCurve(ReadRunRecord(directory_));
+    return chart && !chart->references.empty() ? chart->references[0].label : std::string();
+  };
+  EXPECT_EQ(line("rna", 1.9), "four equal bases: 2");
+  EXPECT_EQ(line("protein", 4.2), "20 equal residues: 4.32");
+  EXPECT_EQ(line("bytes", 6), "256 equal bytes: 8");
+  EXPECT_EQ(line("bytes", 2), "");  // far above the run
+}
+
+TEST_F(ReportTest, RunThatHoldsNothingOutSaysSo) {
+  Write("metrics.jsonl", "{\"step\": 1, \"loss\": 1.4}\n{\"step\": 2, \"loss\": 1.38}\n");
+  Write("config.yaml", "data:\n  split: none\n");
+  const std::string html = RenderReport(ReadRunRecord(directory_));
+  EXPECT_THAT(html, HasSubstr("This run holds nothing out (data.split=none)"));
+  EXPECT_THAT(html, Not(AnyOf(HasSubstr("Markov"), HasSubstr("expert_bases.json"))));
+}
+
+TEST_F(ReportTest, LossesOfEachLayerAreDrawnWhenTrained) {
+  Write("metrics.jsonl", ExampleMetrics(3, 1, 2));
+  EXPECT_THAT(RenderReport(ReadRunRecord(directory_)),
+              Not(AnyOf(HasSubstr("z-loss"), HasSubstr("Load-balancing loss of each layer"))));
+  Write("metrics.jsonl",
+        "{\"step\": 1, \"loss\": 5, \"layer_aux_loss\": [1.1, 1.2], \"z_loss\": [3, 4]}\n"
+        "{\"step\": 2, \"loss\": 4, \"layer_aux_loss\": [1.0, null], \"z_loss\": [2, 3]}\n");
+  const std::string html = RenderReport(ReadRunRecord(directory_));
+  EXPECT_THAT(html, AllOf(HasSubstr("Router z-loss of each layer"),
+                          HasSubstr("Load-balancing loss of each layer"), HasSubstr("layer 1")));
+  EXPECT_THAT(html, Not(HasSubstr("nan")));
+}
+
+// A sample on the way and the whole at the end are not one line.
+TEST_F(ReportTest, WholeHeldOutPartIsADiamondOfItsOwn) {
+  Write("metrics.jsonl",
+        "{\"step\": 1, \"loss\": 1.4, \"heldout_bits_per_base\": 1.95, \"heldout_bases\": 50}\n"
+        "{\"step\": 2, \"loss\": 1.3, \"heldout_bits_per_base\": 1.91, \"heldout_bases\": 99}\n");
+  Write("final.json",
+        R"({"heldout_loss": 1.32, "heldout_bits_per_base": 1.91, "heldout_bases": 99})");
+  const RunRecord record = ReadRunRecord(directory_);
+  const auto chart = LearningCurve(record);
+  ASSERT_TRUE(chart);
+  const Series& whole = chart->series.back();
+  EXPECT_TRUE(whole.diamonds);
+  EXPECT_EQ(whole.y, std::vector<double>{1.91});
+  const Series& sampled = chart->series[chart->series.size() - 2];
+  EXPECT_EQ(sampled.name, "held-out part, a sample");
+  EXPECT_EQ(sampled.y, std::vector<double>{1.95});
+  EXPECT_THAT(RenderReport(record), HasSubstr("the diamond at the end is the whole of it"));
 }
 
 TEST_F(ReportTest, WorseThanTheBaselineIsSaid) {

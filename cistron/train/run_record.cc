@@ -8,6 +8,7 @@
 #include "cistron/base/error.h"
 #include "cistron/io/file.h"
 #include "cistron/io/json.h"
+#include "cistron/train/run_config.h"
 
 namespace cistron::train {
 namespace {
@@ -47,6 +48,22 @@ std::vector<std::vector<double>> Matrix(const json& value, const std::string& or
   return rows;
 }
 
+// A value a layer; empty when the field is missing.
+std::vector<double> Row(const json& object, const char* key, const std::string& origin) {
+  const auto found = object.find(key);
+  if (found == object.end() || found->is_null() || found->empty()) return {};
+  return Matrix(json::array({*found}), origin, key)[0];
+}
+
+// A run of another version may have keys that this one lacks: then its data is not known.
+std::optional<data::DataConfig> DataOf(const std::string& config, const std::string& origin) {
+  try {
+    return ParseRunConfig(config, origin, {}).config.data;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
 json ParseObject(const std::string& text, const std::string& origin) {
   json value = io::ParseJson(text, origin);
   if (!value.is_object()) CISTRON_THROW(kBadInput, "{}: not a JSON object", origin);
@@ -74,6 +91,8 @@ StepRecord ParseStep(const std::string& line, const std::string& origin) {
       {"heldout_bases", &StepRecord::heldout_bases},
   };
   for (const auto& [key, member] : fields) step.*member = Number(object, key, origin);
+  step.layer_aux_loss = Row(object, "layer_aux_loss", origin);
+  step.z_loss = Row(object, "z_loss", origin);
   const auto load = object.find("expert_load");
   if (load != object.end() && !load->is_null()) {
     step.expert_load = Matrix(*load, origin, "expert_load");
@@ -189,8 +208,10 @@ RunRecord ReadRunRecord(const fs::path& directory) {
   const fs::path plain = fs::absolute(directory).lexically_normal();
   record.name = (plain.has_filename() ? plain : plain.parent_path()).filename().string();
   ParseMetrics(io::ReadFile(metrics), metrics.string(), record);
-  IfThere(directory / "config.yaml",
-          [&](std::string text, const std::string&) { record.config = std::move(text); });
+  IfThere(directory / "config.yaml", [&](std::string text, const std::string& origin) {
+    record.data = DataOf(text, origin);
+    record.config = std::move(text);
+  });
   IfThere(directory / "final.json", [&](const std::string& text, const std::string& origin) {
     record.final_evaluation = ParseFinal(text, origin);
   });

@@ -1,7 +1,7 @@
 // What a run left behind in its directory, read back for the report.
 //
 //   metrics.jsonl      one object a step (fields as in StepRecord); required
-//   config.yaml        the effective configuration; shown as it is
+//   config.yaml        the effective configuration; shown as it is, and asked for the alphabet
 //   baseline.json      Markov models of the same split (markov.h)
 //   final.json         {"heldout_loss", "heldout_bits_per_base", "heldout_bases"}: the last weights
 //   on the whole held-out part expert_bases.json  {"bases": ["A", "C", "G", "T"], "counts":
@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "cistron/data/corpus.h"
 #include "cistron/train/markov.h"
 
 namespace cistron::train {
@@ -43,6 +44,7 @@ struct StepRecord {
   double heldout_loss = kMissing;  // nats; on evaluation steps
   double heldout_bits_per_base = kMissing;
   double heldout_bases = kMissing;               // scored
+  std::vector<double> layer_aux_loss, z_loss;    // [layer], empty when not trained
   std::vector<std::vector<double>> expert_load;  // [layer][expert], empty when missing
 };
 
@@ -62,11 +64,16 @@ struct RunRecord {
   std::vector<StepRecord> steps;  // ascending; of steps redone after a resume, the last ones
   bool partial_last_line = false;
   std::string config;
+  // Of the configuration; absent where that is missing or cannot be read.
+  std::optional<data::DataConfig> data;
   std::optional<MarkovBaseline> baseline;
   std::optional<FinalEvaluation> final_evaluation;
   std::optional<ExpertBases> expert_bases;
   std::vector<std::pair<std::string, std::string>> machine;
 
+  // DNA where nothing says otherwise.
+  data::Alphabet alphabet() const { return data ? data->alphabet : data::Alphabet::kDna; }
+  bool holds_out() const { return !data || data->split.kind != data::SplitRule::Kind::kNone; }
   std::size_t layers() const;  // of expert_load; 0 when there is none
   std::size_t experts() const;
 };

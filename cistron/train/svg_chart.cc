@@ -46,6 +46,31 @@ std::vector<double> LogTicks(double low, double high, int target) {
   return ticks;
 }
 
+std::vector<double> StepTicks(double low, double high, int target) {
+  std::vector<double> ticks = LinearTicks(low, high, target);
+  if (ticks.size() > 1 && ticks[1] - ticks[0] < 1) {
+    ticks.clear();
+    for (double step = std::ceil(low); step <= high; ++step) ticks.push_back(step);
+  }
+  std::erase_if(ticks, [](double tick) { return tick != std::floor(tick); });
+  const double stride = ticks.size() > 1 ? ticks[1] - ticks[0] : (high - low) / target;
+  const double last = std::floor(high);
+  if (ticks.empty() || last - ticks.back() > 0.5 * stride) ticks.push_back(last);
+  return ticks;
+}
+
+int DecimalsOf(double value) {
+  constexpr int kMost = 6;
+  for (int decimals = 0; decimals < kMost; ++decimals) {
+    const double scaled = std::abs(value) * std::pow(10.0, decimals);
+    if (std::abs(scaled - std::round(scaled)) <= 1e-6 * std::max(scaled, 1e-30) &&
+        std::round(scaled) >= 1) {
+      return decimals;
+    }
+  }
+  return kMost;
+}
+
 std::string TickText(double value, double step) {
   if (value == 0) return "0";
   const double magnitude = std::abs(value);
@@ -209,7 +234,8 @@ class LineChartDrawing {
   }
   std::string YTickText(double tick) const {
     const double step = y_ticks_.size() > 1 ? std::abs(y_ticks_[1] - y_ticks_[0]) : 0;
-    return internal::TickText(tick, chart_.log_y ? tick : step);
+    return internal::TickText(tick,
+                              chart_.log_y ? std::pow(10.0, -internal::DecimalsOf(tick)) : step);
   }
   // One a drawing: a page shows several, and ids are of the page.
   std::string ClipId() const {
@@ -244,15 +270,19 @@ class LineChartDrawing {
     for (const LegendEntry& entry : Legend()) {
       const bool band_alone = std::none_of(entry.series->y.begin(), entry.series->y.end(),
                                            [](double y) { return std::isfinite(y); });
-      out_ += band_alone
-                  ? fmt::format(
-                        "<rect class=\"band {}\" x=\"{:.0f}\" y=\"{:.0f}\" width=\"18\" "
-                        "height=\"10\"/>",
-                        ColorClass(entry.series->color), entry.x, entry.y - 5)
-                  : fmt::format(
-                        "<line class=\"line {0}\" x1=\"{1:.0f}\" y1=\"{2:.0f}\" x2=\"{3:.0f}\" "
-                        "y2=\"{2:.0f}\"/>",
-                        ColorClass(entry.series->color), entry.x, entry.y, entry.x + 18);
+      if (entry.series->diamonds) {
+        out_ += Diamond(*entry.series, entry.x + 9, entry.y);
+      } else {
+        out_ += band_alone
+                    ? fmt::format(
+                          "<rect class=\"band {}\" x=\"{:.0f}\" y=\"{:.0f}\" width=\"18\" "
+                          "height=\"10\"/>",
+                          ColorClass(entry.series->color), entry.x, entry.y - 5)
+                    : fmt::format(
+                          "<line class=\"line {0}\" x1=\"{1:.0f}\" y1=\"{2:.0f}\" x2=\"{3:.0f}\" "
+                          "y2=\"{2:.0f}\"/>",
+                          ColorClass(entry.series->color), entry.x, entry.y, entry.x + 18);
+      }
       if (entry.series->markers) {
         out_ += fmt::format("<circle class=\"dot {}\" cx=\"{:.0f}\" cy=\"{:.0f}\" r=\"3\"/>",
                             ColorClass(entry.series->color), entry.x + 9, entry.y);
@@ -272,10 +302,9 @@ class LineChartDrawing {
           left_, right_, y, left_ - 6, y + 4, YTickText(tick));
     }
     const std::vector<double> ticks =
-        internal::LinearTicks(x_range_.low, x_range_.high, std::max(2, (right_ - left_) / 90));
-    const double step = ticks.size() > 1 ? ticks[1] - ticks[0] : 0;
+        internal::StepTicks(x_range_.low, x_range_.high, std::max(2, (right_ - left_) / 90));
     for (const double tick : ticks) {
-      const std::string text = internal::TickText(tick, step);
+      const std::string text = internal::TickText(tick, 1);
       // The last label stays inside the drawing.
       const double at = std::min(sx(tick), size_.width - TextWidth(text) / 2);
       out_ += fmt::format(
@@ -310,6 +339,11 @@ class LineChartDrawing {
                           ColorClass(series.color), upper, lower);
     }
   }
+  static std::string Diamond(const Series& series, double x, double y) {
+    constexpr double kReach = 6;
+    return fmt::format("<path class=\"dot {}\" d=\"M{:.1f} {:.1f}l{r} {r}l-{r} {r}l-{r} -{r}z\"/>",
+                       ColorClass(series.color), x, y - kReach, fmt::arg("r", kReach));
+  }
   // Far outside the frame is as good as any: keeps the text short and the coordinates sane.
   double Bounded(double y) const { return std::clamp(y, -1000.0, size_.height + 1000.0); }
 
@@ -324,6 +358,10 @@ class LineChartDrawing {
           continue;
         }
         const double x = sx(series.x[i]), y = Bounded(sy(series.y[i]));
+        if (series.diamonds) {
+          dots += Diamond(series, x, y);
+          continue;
+        }
         path += fmt::format("{}{:.1f} {:.1f}", open ? "L" : "M", x, y);
         open = true;
         if (series.markers) {
@@ -495,10 +533,10 @@ std::string Render(const HeatMap& map, ChartSize size) {
   }
   if (map.x_min && map.x_max && *map.x_max > *map.x_min) {
     const Scale sx(*map.x_min, *map.x_max, left, right, false);
-    const auto ticks = internal::LinearTicks(*map.x_min, *map.x_max,
-                                             std::max(2, static_cast<int>((right - left) / 90)));
+    const auto ticks = internal::StepTicks(*map.x_min, *map.x_max,
+                                           std::max(2, static_cast<int>((right - left) / 90)));
     for (const double tick : ticks) {
-      const std::string text = internal::TickText(tick, ticks.size() > 1 ? ticks[1] - ticks[0] : 0);
+      const std::string text = internal::TickText(tick, 1);
       out += fmt::format(
           "<line class=\"axis\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" y2=\"{2:.1f}\"/>"
           "<text class=\"tick\" x=\"{3:.1f}\" y=\"{4:.1f}\" text-anchor=\"middle\">{5}</text>\n",

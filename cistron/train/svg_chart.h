@@ -24,6 +24,7 @@ struct Series {
   std::vector<double> low, high;  // a band behind the line; empty: none
   int color = 0;                  // index into the palette (six colours, then again with dashes)
   bool markers = false;           // a dot at every point, for few points
+  bool diamonds = false;          // diamonds instead of dots, and no line between them
 };
 
 struct ReferenceLine {
@@ -33,8 +34,8 @@ struct ReferenceLine {
 };
 
 struct LineChart {
-  std::string title;  // for those who cannot see it; a page writes its own heading
-  std::string x_label, y_label;
+  std::string title;             // for those who cannot see it; a page writes its own heading
+  std::string x_label, y_label;  // x counts steps: its ticks are whole numbers
   std::vector<Series> series;
   std::vector<ReferenceLine> references;
   bool log_y = false;                  // points ≤ 0 are left out
@@ -79,6 +80,11 @@ namespace internal {
 std::vector<double> LinearTicks(double low, double high, int target);
 // 1, and 3 or 2 and 5 where there is room, times powers of ten; linear ones in less than a decade.
 std::vector<double> LogTicks(double low, double high, int target);
+// Whole numbers in [low, high] as LinearTicks, and `high` itself where the last of them is far from
+// it.
+std::vector<double> StepTicks(double low, double high, int target);
+// Decimals of the shortest text that is a round number itself: 1.4 has one.
+int DecimalsOf(double value);
 // Shortest text that tells ticks `step` apart: "1.92", "2,000", "1e-05".
 std::string TickText(double value, double step);
 }  // namespace internal

@@ -186,12 +186,46 @@ TEST(SvgChart, Ticks) {
   EXPECT_THAT(LogTicks(0.18, 12, 5), ElementsAre(0.2, 0.5, 1, 2, 5, 10));
   EXPECT_GE(LogTicks(1.3, 1.6, 5).size(), 2u);
   EXPECT_LE(LogTicks(1e-30, 1e30, 5).size(), 7u);
+  // Steps are whole, and the last is told.
+  using internal::StepTicks;
+  EXPECT_THAT(StepTicks(1, 3, 11), ElementsAre(1, 2, 3));
+  EXPECT_THAT(StepTicks(6.3, 7.7, 3), ElementsAre(7));
+  EXPECT_THAT(StepTicks(1, 18, 3), ElementsAre(10, 18));
+  EXPECT_THAT(StepTicks(1, 1221, 11), ElementsAre(200, 400, 600, 800, 1000, 1200));
+  EXPECT_EQ(internal::DecimalsOf(1.4), 1);
+  EXPECT_EQ(internal::DecimalsOf(200), 0);
+  EXPECT_EQ(internal::DecimalsOf(0.05), 2);
   EXPECT_EQ(TickText(1234567, 1), "1,234,567");
   EXPECT_EQ(TickText(-1234, 1), "-1,234");
   EXPECT_EQ(TickText(123, 1), "123");
   EXPECT_EQ(TickText(1.92, 0.02), "1.92");
   EXPECT_EQ(TickText(1e-5, 1e-5), "1e-05");
   EXPECT_EQ(TickText(0, 1), "0");
+}
+
+TEST(SvgChart, LogTicksKeepTheirDecimals) {
+  LineChart chart;
+  chart.log_y = true;
+  chart.series = {{"y", {1, 2, 3}, {1.3, 1.45, 1.6}, {}, {}, 0, false}};
+  const std::string svg = Render(chart, {340, 260});
+  EXPECT_THAT(svg, HasSubstr(">1.4</text>"));
+  EXPECT_THAT(svg, Not(HasSubstr(">1</text><")));
+}
+
+TEST(SvgChart, DiamondsHaveNoLine) {
+  LineChart chart;
+  chart.series = {{"line", {1, 5}, {1, 2}, {}, {}, 0, false},
+                  {"end", {5}, {1.5}, {}, {}, 1, false, true}};
+  const std::string svg = Render(chart, {340, 260});
+  EXPECT_EQ(XmlFault(svg), "");
+  // In the legend and in the frame.
+  std::size_t diamonds = 0;
+  for (std::size_t at = svg.find("class=\"dot c1\" d=\"M"); at != std::string::npos;
+       at = svg.find("class=\"dot c1\" d=\"M", at + 1)) {
+    ++diamonds;
+  }
+  EXPECT_EQ(diamonds, 2u);
+  EXPECT_THAT(svg, HasSubstr("class=\"line c1\" d=\"\""));
 }
 
 TEST(SvgChart, EscapeXml) {

@@ -200,10 +200,10 @@ class Trainer {
                       FormatCount(static_cast<double>(model::ActiveParameterCount(m))),
                       m.num_hidden_layers, m.num_local_experts, m.num_experts_per_tok,
                       PrecisionText(config_)));
-    const std::int64_t heldout = corpus_->heldout_bases();
-    Print(fmt::format("data: {} bases train, {} held out; {} tokens a step, {} steps; {}",
-                      FormatCount(static_cast<double>(corpus_->train_bases())),
-                      FormatCount(static_cast<double>(heldout)), config_.batch.global_tokens,
+    const auto heldout = static_cast<double>(corpus_->heldout_bases());
+    Print(fmt::format("data: {} {}s train, {} held out; {} tokens a step, {} steps; {}",
+                      FormatCount(static_cast<double>(corpus_->train_bases())), unit_,
+                      heldout_ ? FormatCount(heldout) : "none", config_.batch.global_tokens,
                       config_.train.steps, DeviceText()));
     for (const auto& [name, coefficient] :
          {std::pair{"load-balancing loss of each layer", m.moe_aux_loss_coeff},
@@ -241,7 +241,7 @@ class Trainer {
         "speed: {} flop a token; this machine multiplies matrices at {:.0f} GFLOP/s, of "
         "which MFU is the part",
         FormatCount(flops_per_token_), peak_flops_ / 1e9));
-    Progress progress(hooks_.out, start, total, config_.log.every);
+    Progress progress(hooks_.out, start, total, config_.log.every, std::string(unit_));
     data::Prefetcher batches(std::move(stream_), total - start);
     bool stop = start > 0 && EvaluateOwed(metrics, start);
     while (!stop && optimizer_.step() < total) {
@@ -393,6 +393,7 @@ class Trainer {
   optim::AdamWOptimizer optimizer_;
   quant::Recipe recipe_ = MakeRecipe(config_.precision, config_.recipe);
   quant::ScalingStates scaling_;
+  std::string_view unit_ = data::UnitName(config_.data.alphabet);
   std::string fusion_;  // how the experts are fused, in words
   std::unique_ptr<data::TrainingStream> stream_;
   std::unique_ptr<data::EvaluationStream> heldout_;
