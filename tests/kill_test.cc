@@ -14,7 +14,9 @@
 namespace cistron {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Clock = std::chrono::steady_clock;
 
 class KillTest : public ::testing::Test {
@@ -86,7 +88,8 @@ TEST_F(KillTest, TerminateAndInterruptSaveAndExitZero) {
   for (const int signal : {SIGTERM, SIGINT}) {
     const std::string run = fmt::format("signal{}", signal);
     // Enough steps that the signal comes before the end; then the run of the others goes on.
-    testing::Process process(tiny_.path("."), Command(run, {"checkpoint.every=0"}));
+    testing::Process process(tiny_.path("."),
+                             Command(run, {"checkpoint.every=0", "run.on_exists=new"}));
     AwaitStep(run, 1);
     process.Signal(signal);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -94,10 +97,16 @@ TEST_F(KillTest, TerminateAndInterruptSaveAndExitZero) {
     EXPECT_EQ(process.Wait(), 0) << process.Errors();
     const auto stopped = tiny_.Metrics(run);
     EXPECT_EQ(tiny_.Newest(run).step(), stopped.back().step);
+    std::vector<std::string> resume = Command(run);
     if (stopped.size() < 30) {
-      EXPECT_THAT(process.Output(), HasSubstr("as asked"));
+      const std::string output = process.Output(), mark = "To continue: ";
+      EXPECT_THAT(output, AllOf(HasSubstr("as asked"), HasSubstr(mark)));
+      // The command that is shown, in a shell; run.on_exists=new would start anew.
+      const std::size_t at = output.find(mark) + mark.size();
+      resume = {"/bin/sh", "-c", output.substr(at, output.find('\n', at) - at)};
+      EXPECT_THAT(resume[2], Not(HasSubstr("run.on_exists=new")));
     }
-    testing::Process resumed(tiny_.path("."), Command(run));
+    testing::Process resumed(tiny_.path("."), resume);
     EXPECT_EQ(resumed.Wait(), 0) << resumed.Errors();
     ExpectSameRun(run, "whole");
   }

@@ -3,13 +3,14 @@
 
 #include <cmath>
 #include <cstdio>
+#include <fstream>
+#include <string_view>
 
 #include "apps/cistron/commands.h"
 #include "apps/cistron/machine.h"
 #include "apps/cistron/stop_signal.h"
 #include "cistron/base/error.h"
 #include "cistron/data/corpus.h"
-#include "cistron/ops/support_matrix.h"
 #include "cistron/train/config_schema.h"
 #include "cistron/train/corpus_baseline.h"
 #include "cistron/train/report.h"
@@ -33,8 +34,8 @@ class TrainCommand final : public Command {
            "  cistron train --config-name L0_sanity run.on_exists=new seed=2\n"
            "  cistron train --config-name L0_sanity init.from=runs/L0_sanity/final "
            "output=runs/more\n"
-           "\nThe same command continues a run that was interrupted. SIGTERM and SIGINT save and "
-           "exit 0.\n"
+           "\nSIGTERM and SIGINT save and exit 0; the same command continues a run that was "
+           "interrupted,\nexcept with run.on_exists=new and fail: leave those out then.\n"
            "\nKeys, with their defaults:\n" +
            train::DescribeConfigKeys();
   }
@@ -42,7 +43,8 @@ class TrainCommand final : public Command {
     options.Option("--config-name", config_name_,
                    "preset of configs/ (or of $CISTRON_CONFIG_PATH), or a path to a YAML file");
     options.Flag("--explain", explain_,
-                 "print which implementation runs each op, how the experts are fused, and why");
+                 "print which implementation runs each op, how the experts are fused, and why, and "
+                 "exit");
     options.Flag("--keys", keys_, "print the keys of a configuration and exit");
     options.Flag("--print-config", print_config_, "print the effective configuration and exit");
     options.Flag("--no-report", no_report_, "leave out the Markov baseline and report.html");
@@ -65,10 +67,13 @@ class TrainCommand final : public Command {
       fmt::print("{}", train::ToYaml(loaded.config));
       return kOk;
     }
-    if (explain_) fmt::print("{}\n", ops::FormatSupportMatrix());
+    if (explain_) {
+      fmt::print("{}", train::ExplainRun(loaded));
+      return kOk;
+    }
     train::TrainHooks hooks;
+    hooks.resume_command = ResumeCommand();
     hooks.stop_requested = [] { return StopSignal() != nullptr; };
-    hooks.explain = explain_;
     const train::TrainOutcome outcome = train::Train(loaded, hooks);
     if (!outcome.finished) return kOk;
     WriteMachine(outcome.paths.machine());
@@ -107,6 +112,26 @@ class TrainCommand final : public Command {
       fmt::print("held-out: this run holds nothing out (data.split=none)\n");
     }
     if (!comparison.empty()) fmt::print("{}\n", comparison);
+  }
+
+  // This process's own command, with run.on_exists=auto where another value would not continue a
+  // run.
+  static std::string ResumeCommand() {
+    std::ifstream in("/proc/self/cmdline", std::ios::binary);
+    std::string command;
+    for (std::string word; std::getline(in, word, '\0');) {
+      if (word.starts_with("run.on_exists=")) word = "run.on_exists=auto";
+      command += (command.empty() ? "" : " ") + ShellQuoted(word);
+    }
+    return command;
+  }
+  static std::string ShellQuoted(const std::string& word) {
+    constexpr std::string_view kPlain =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
+    if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
+    std::string quoted = "'";
+    for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return quoted + "'";
   }
 
   static std::string Compare(const train::HeldoutMetrics& heldout,

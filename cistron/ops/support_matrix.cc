@@ -93,7 +93,79 @@ std::string Table(const std::string& head, std::size_t columns, std::span<const 
   return text + "\n";
 }
 
+// The first of an op's rows that runs on the context's device, or why none does.
+class Choice {
+ public:
+  void Add(const Context& ctx, const SupportRow& row) {
+    const std::string preferred = ctx.PreferredImpl(row.op.substr(0, row.op.find(' ')));
+    if (row.device != DeviceName(ctx.device().type) || !chosen_.empty()) return;
+    if (!preferred.empty() && row.impl != preferred) return;
+    if (row.support) {
+      chosen_ = row.impl;
+    } else {
+      reasons_ +=
+          fmt::format("{}{}: {}", reasons_.empty() ? "" : "; ", row.impl, row.support.reason);
+    }
+  }
+  bool runs() const { return !chosen_.empty(); }
+  std::string Text() const {
+    return runs() ? chosen_ : "none" + (reasons_.empty() ? "" : " (" + reasons_ + ")");
+  }
+
+ private:
+  std::string chosen_, reasons_;
+};
+
+// A line an op, or one for each of its directions where they differ.
+std::string ChosenLines(const std::string& op,
+                        const std::vector<std::pair<std::string, std::string>>& directions) {
+  const bool one = std::all_of(directions.begin(), directions.end(),
+                               [&](const auto& d) { return d.second == directions[0].second; });
+  std::string text;
+  for (const auto& [direction, impl] : directions) {
+    text += fmt::format("  {:<36} {}\n", one ? op : op + ", " + direction, impl);
+    if (one) break;
+  }
+  return text;
+}
+
 }  // namespace
+
+std::string FormatChosen(const Context& ctx, DType dtype,
+                         std::span<const QuantizedLayout> layouts) {
+  // By op, then direction, in the order of the matrices.
+  std::vector<std::pair<std::string, std::vector<std::pair<std::string, std::string>>>> ops;
+  const auto put = [&ops](const SupportRow& row, const std::string& text) {
+    if (ops.empty() || ops.back().first != row.op) ops.push_back({row.op, {}});
+    ops.back().second.emplace_back(row.direction, text);
+  };
+  const auto ask = [&](const std::vector<SupportRow>& rows, auto&& counts) {
+    for (std::size_t i = 0; i < rows.size();) {
+      Choice choice;
+      const SupportRow& first = rows[i];
+      for (; i < rows.size() && rows[i].op == first.op && rows[i].direction == first.direction;
+           ++i) {
+        if (counts(rows[i])) choice.Add(ctx, rows[i]);
+      }
+      put(first, choice.Text());
+    }
+  };
+  const std::vector<SupportRow> matrix = SupportMatrix();
+  ask(matrix, [&](const SupportRow& row) {
+    // Masters and their update are in the compute type.
+    return row.dtype == Name(row.op == "adamw" ? ComputeType(dtype) : dtype);
+  });
+  if (!layouts.empty()) {
+    ask(FormatSupport(), [&](const SupportRow& row) {
+      return std::any_of(layouts.begin(), layouts.end(), [&](const QuantizedLayout& layout) {
+        return row.dtype == Name(layout.format) && row.scaling == Name(layout.scaling);
+      });
+    });
+  }
+  std::string text;
+  for (const auto& [op, directions] : ops) text += ChosenLines(op, directions);
+  return text;
+}
 
 std::vector<SupportRow> SupportMatrix() {
   std::vector<SupportRow> rows;

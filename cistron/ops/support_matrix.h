@@ -2,11 +2,13 @@
 // down.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cistron/ops/implementation.h"
+#include "cistron/tensor/quantized_tensor.h"
 
 namespace cistron::ops {
 
@@ -25,5 +27,8 @@ std::string FormatSupportMatrix();
 // Throws kBadInput, naming the nearest, unless every op and implementation that `choice` names is
 // there. `choice`: a value of CISTRON_IMPL.
 void CheckImplChoice(std::string_view choice);
+// A line for each op: the implementation that `ctx` would choose for a model in `dtype`, and for
+// operands quantised as `layouts` say; "none" with the reasons where all refuse.
+std::string FormatChosen(const Context& ctx, DType dtype, std::span<const QuantizedLayout> layouts);
 
 }  // namespace cistron::ops

@@ -115,5 +115,19 @@ TEST(SupportMatrix, TablesHaveOneLineForEachImplementation) {
   ExpectCells(formats, 10);
 }
 
+TEST(SupportMatrix, ChosenImplementationsAreThoseOfTheContext) {
+  const std::string best = FormatChosen(Context(), DType::kF32, {});
+  EXPECT_THAT(best, ::testing::ContainsRegex("\n  attention +cpu\n"));
+  EXPECT_THAT(best, ::testing::Not(::testing::HasSubstr("quantize")));
+  const QuantizedLayout layout{.scaling = Scaling::kMxfp8, .format = DType::kE4M3};
+  const std::string reference =
+      FormatChosen(Context().WithImpl("ref"), DType::kBF16, std::span(&layout, 1));
+  EXPECT_THAT(reference, ::testing::ContainsRegex("\n  quantized_gemm +ref\n"));
+  EXPECT_THAT(reference, ::testing::Not(::testing::HasSubstr(" cpu\n")));
+  // Masters of a bf16 model are updated in fp32.
+  EXPECT_THAT(reference, ::testing::ContainsRegex("\n  adamw +ref\n"));
+  EXPECT_THAT(reference, ::testing::Not(::testing::HasSubstr("none")));
+}
+
 }  // namespace
 }  // namespace cistron::ops

@@ -119,7 +119,7 @@ class Trainer {
     }
     {
       const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/false));
-      fusion_ = model_.model.ExplainExperts();  // with strict=true a refusal ends the run here
+      model_.model.ExplainExperts();  // with strict=true a refusal ends the run here
     }
     // Only now, with everything checked, something appears on disk.
     position_.fingerprint = corpus_->fingerprint();
@@ -131,7 +131,6 @@ class Trainer {
   TrainOutcome Run() {
     if (!directory_->notice().empty()) Print(directory_->notice());
     Describe();
-    if (hooks_.explain) Print("fusion of the experts\n" + fusion_);
     const RunPaths& paths = directory_->paths();
     const std::int64_t total = config_.train.steps;
     TrainOutcome outcome{paths, optimizer_.step(), false, std::nullopt};
@@ -250,10 +249,11 @@ class Trainer {
     }
     const bool evaluated = !heldout_ || final_heldout_;
     if (outcome.steps == total && evaluated) return true;
-    progress.Line(
-        fmt::format("stopped after step {} of {}, as asked; saved in {}. The same "
-                    "command continues the run.",
-                    outcome.steps, total, outcome.paths.checkpoints().string()));
+    progress.Line(fmt::format("stopped after step {} of {}, as asked; saved in {}. {}",
+                              outcome.steps, total, outcome.paths.checkpoints().string(),
+                              hooks_.resume_command.empty()
+                                  ? "The same configuration continues the run."
+                                  : "To continue: " + hooks_.resume_command));
     return false;
   }
 
@@ -394,7 +394,6 @@ class Trainer {
   quant::Recipe recipe_ = MakeRecipe(config_.precision, config_.recipe);
   quant::ScalingStates scaling_;
   std::string_view unit_ = data::UnitName(config_.data.alphabet);
-  std::string fusion_;  // how the experts are fused, in words
   std::unique_ptr<data::TrainingStream> stream_;
   std::unique_ptr<data::EvaluationStream> heldout_;
   std::optional<RunDirectory> directory_;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "cistron/train/metrics.h"
 #include "cistron/train/run_config.h"
@@ -19,8 +20,8 @@ struct TrainHooks {
   std::function<bool()> stop_requested;
   // Called after every step, its checkpoint included.
   std::function<void(std::int64_t step)> after_step;
-  std::FILE* out = stdout;  // progress and notices
-  bool explain = false;     // print how the model's experts are fused
+  std::FILE* out = stdout;     // progress and notices
+  std::string resume_command;  // as people would type it, for the notice of a stopped run
 };
 
 struct TrainOutcome {
@@ -33,5 +34,10 @@ struct TrainOutcome {
 // Trains or resumes. Configuration and data are checked before anything is written. Throws
 // kNumericalFailure when loss, gradients or weights are not finite; the last good checkpoint stays.
 TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks);
+
+// What a run would do, without its data and without anything written: the implementation of each op
+// on the run's device in its precision, and how its experts are fused. Throws as Train does where
+// strict=true refuses.
+std::string ExplainRun(const LoadedConfig& loaded);
 
 }  // namespace cistron::train
