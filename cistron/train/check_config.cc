@@ -264,8 +264,12 @@ void CheckBatch(const LoadedConfig& loaded) {
 void CheckSchedule(const LoadedConfig& loaded) {
   const Schedule s = loaded.config.MakeSchedule();
   if (s.warmup_steps > s.decay_end) {
-    CISTRON_THROW(kBadInput, "{}: a warm-up of {} updates does not end before the decay ends at {}",
-                  loaded.Where("optim.warmup_steps"), s.warmup_steps, s.decay_end);
+    const char* end = loaded.config.optim.decay_end > 0 ? "optim.decay_end" : "train.steps";
+    // A tenth, as is usual.
+    CISTRON_THROW(
+        kBadInput, "{}={}: the {} ends before its warm-up does, {}={}; add optim.warmup_steps={}",
+        loaded.Where(end), s.decay_end, loaded.config.optim.decay_end > 0 ? "rate's decay" : "run",
+        loaded.Where("optim.warmup_steps"), s.warmup_steps, s.decay_end / 10);
   }
 }
 

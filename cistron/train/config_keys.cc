@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "cistron/base/error.h"
@@ -45,7 +46,35 @@ std::string NearestConfigGroup(const std::string& name) {
   return nearest;
 }
 
-const ConfigKey& NearestConfigKey(const std::string& name) {
+namespace {
+// What other programs call a key; without groups.
+constexpr std::pair<std::string_view, const char*> kAliases[] = {
+    {"learning_rate", "optim.lr"},
+    {"max_lr", "optim.lr"},
+    {"warmup", "optim.warmup_steps"},
+    {"grad_clip", "optim.clip"},
+    {"max_grad_norm", "optim.clip"},
+    {"batch_size", "batch.global_tokens"},
+    {"micro_batch_size", "batch.micro_tokens"},
+    {"max_steps", "train.steps"},
+    {"num_steps", "train.steps"},
+    {"epochs", "train.steps"},
+    {"seq_length", "data.seq_len"},
+    {"context_length", "data.seq_len"},
+    {"n_layers", "model.num_hidden_layers"},
+    {"num_layers", "model.num_hidden_layers"},
+    {"num_experts", "model.num_local_experts"},
+    {"top_k", "model.num_experts_per_tok"},
+    {"dtype", "precision"},
+    {"output_dir", "output"},
+};
+}  // namespace
+
+const ConfigKey* NearestConfigKey(const std::string& name) {
+  const std::string last = name.substr(name.rfind('.') + 1);
+  for (const auto& [alias, key] : kAliases) {
+    if (last == alias) return FindConfigKey(key);
+  }
   // A key without its group ("lr", "hidden_size") is near the full one.
   const auto distance = [&name](const ConfigKey& key) {
     const std::size_t dot = key.name.find('.');
@@ -54,9 +83,12 @@ const ConfigKey& NearestConfigKey(const std::string& name) {
     return std::min(whole, EditDistance(name, key.name.substr(dot + 1)) + 1);
   };
   const auto keys = ConfigKeys();
-  return *std::min_element(keys.begin(), keys.end(), [&](const ConfigKey& a, const ConfigKey& b) {
-    return distance(a) < distance(b);
-  });
+  const ConfigKey& nearest = *std::min_element(
+      keys.begin(), keys.end(),
+      [&](const ConfigKey& a, const ConfigKey& b) { return distance(a) < distance(b); });
+  // A third of the name is another word.
+  const int near = std::max(2, static_cast<int>(name.size()) / 3);
+  return distance(nearest) <= near ? &nearest : nullptr;
 }
 
 void SetConfigValue(LoadedConfig& loaded, const std::string& name, const ConfigValue& value,
@@ -67,10 +99,10 @@ void SetConfigValue(LoadedConfig& loaded, const std::string& name, const ConfigV
                   ToString(origin), name, FirstKeyOf(name));
   }
   if (key == nullptr) {
-    CISTRON_THROW(kBadInput,
-                  "{}: there is no key '{}'; the nearest is '{}' (`cistron train --keys` "
-                  "lists all)",
-                  ToString(origin), name, NearestConfigKey(name).name);
+    const ConfigKey* nearest = NearestConfigKey(name);
+    CISTRON_THROW(kBadInput, "{}: there is no key '{}'{} (`cistron train --keys` lists all)",
+                  ToString(origin), name,
+                  nearest == nullptr ? "" : fmt::format("; did you mean '{}'?", nearest->name));
   }
   try {
     key->set(loaded.config, value);

@@ -304,7 +304,7 @@ ConfigKey Choice(std::string name, F at, const NamedValue<E> (&choices)[N], std:
                 return;
               }
             }
-            CISTRON_THROW(kBadInput, "is not one of {}", all);
+            CISTRON_THROW(kBadInput, "is not one of its values");
           },
           [=](const RunConfig& config) -> std::string {
             for (const auto& choice : list) {
@@ -362,7 +362,10 @@ std::vector<ConfigKey> MakeKeys() {
   };
 
   return {
-      Choice("device", At(&C::device), kDevices, "where the run computes", kIdentity),
+      Choice("device", At(&C::device), kDevices,
+             "where the run computes; cuda: one GPU, in fp32 and bf16, in a build with the CUDA "
+             "backend",
+             kIdentity),
       Choice(
           "precision", At(&C::precision), kPrecisions,
           "number formats: bf16 keeps bf16 weights with fp32 masters; fp8_* and mxfp8 are recipes "
@@ -480,10 +483,10 @@ std::vector<ConfigKey> MakeKeys() {
       Choice("data.split", split_kind, kSplits,
              "what is held out: the end of each record, whole records, files, nothing", kTunable),
       Number("data.train_fraction", split_fraction, Between(0, 1),
-             "part that trains under kind region or records"),
+             "part that trains with data.split=region or records"),
       Integer(
           "data.split_key", [](auto& config) -> auto& { return config.data.split.key; }, AtLeast(0),
-          "draws other records under kind records"),
+          "draws other records with data.split=records"),
       Integer("data.seq_len", At(&C::data, &D::seq_len), AtLeast(2), "tokens of a row", kIdentity),
       Integer("data.stride", At(&C::data, &D::stride), AtLeast(0),
               "bases between the starts of training windows, at most seq_len; 0: seq_len",
@@ -540,9 +543,9 @@ std::vector<ConfigKey> MakeKeys() {
       Integer("checkpoint.keep", At(&C::checkpoint, &CheckpointOptions::keep), AtLeast(1),
               "checkpoints kept", kMechanical),
       Integer("parallel.dp", At(&C::parallel, &ParallelOptions::dp), AtLeast(1),
-              "data-parallel groups"),
+              "data-parallel groups; this version runs on one rank: 1"),
       Integer("parallel.ep", At(&C::parallel, &ParallelOptions::ep), AtLeast(1),
-              "ranks that share the experts"),
+              "ranks that share the experts; this version runs on one rank: 1"),
       Integer("log.every", At(&C::log, &LogOptions::every), AtLeast(1),
               "steps between lines when the output is not a terminal", kMechanical),
   };

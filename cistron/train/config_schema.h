@@ -46,9 +46,11 @@ std::span<const ConfigKey> ConfigKeys();
 const ConfigKey* FindConfigKey(const std::string& name);
 // Whether keys begin with this name and a dot.
 bool IsConfigGroup(const std::string& name);
-// The group, or the key, with the smallest edit distance.
+// The group with the smallest edit distance.
 std::string NearestConfigGroup(const std::string& name);
-const ConfigKey& NearestConfigKey(const std::string& name);
+// The key that a wrong name most likely means: what other programs call so, or the nearest by edit
+// distance; null when none is near.
+const ConfigKey* NearestConfigKey(const std::string& name);
 
 // Sets a key; errors carry key, value and origin.
 void SetConfigValue(LoadedConfig& loaded, const std::string& key, const ConfigValue& value,

@@ -213,19 +213,32 @@ fs::path FindPreset(const std::string& name) {
 void ResolveDataPaths(RunConfig& config, const fs::path& preset) {
   std::error_code ignored;
   const fs::path folder = fs::absolute(preset, ignored).parent_path();
+  // The places tried when there is no such file, else empty.
   const auto resolve = [&](fs::path& path) {
-    if (path.is_relative() && !fs::exists(path, ignored) && !preset.empty()) {
-      for (const fs::path& base : {folder, folder.parent_path()}) {
-        if (fs::exists(base / path, ignored)) {
-          path = base / path;
-          break;
-        }
-      }
+    std::vector<fs::path> places = {fs::absolute(path)};
+    if (path.is_relative() && !preset.empty()) {
+      places.insert(places.end(), {folder / path, folder.parent_path() / path});
     }
-    path = fs::weakly_canonical(fs::absolute(path));
+    std::string tried;
+    for (const fs::path& place : places) {
+      if (fs::exists(place, ignored)) {
+        path = fs::weakly_canonical(place);
+        return std::string();
+      }
+      tried += "\n  " + place.lexically_normal().string();
+    }
+    path = fs::weakly_canonical(places[0]);
+    return tried;
   };
-  for (data::FileSpec& file : config.data.train) resolve(file.path);
-  for (data::FileSpec& file : config.data.heldout) resolve(file.path);
+  const auto resolve_all = [&](const char* key, std::vector<data::FileSpec>& files) {
+    for (data::FileSpec& file : files) {
+      const std::string name = file.path.string(), tried = resolve(file.path);
+      if (tried.empty()) continue;
+      CISTRON_THROW(kNotFound, "{}: {}: there is no such file; sought as{}", key, name, tried);
+    }
+  };
+  resolve_all("data.train", config.data.train);
+  resolve_all("data.heldout", config.data.heldout);
   if (!config.init.from.empty()) resolve(config.init.from);
 }
 

@@ -16,6 +16,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string ErrorOf(const std::string& yaml, const std::vector<std::string>& overrides = {}) {
   try {
@@ -47,6 +48,47 @@ TEST(RunConfig, OverridesWinOverThePreset) {
   EXPECT_EQ(loaded.Where("seed"), "seed (test.yaml:1)");
   EXPECT_EQ(loaded.Where("model.hidden_size"), "model.hidden_size (the command line)");
   EXPECT_EQ(loaded.Where("train.steps"), "train.steps");
+}
+
+TEST(RunConfig, UnknownKeysNameTheNearestOnlyWhenItIsNear) {
+  const std::string quote = "did you mean '";
+  EXPECT_THAT(ErrorOfOverride("optim.learning_rate=1"), HasSubstr(quote + "optim.lr'?"));
+  EXPECT_THAT(ErrorOfOverride("learning_rate=1"), HasSubstr(quote + "optim.lr'?"));
+  EXPECT_THAT(ErrorOfOverride("hiden_size=1"), HasSubstr(quote + "model.hidden_size'?"));
+  EXPECT_THAT(ErrorOfOverride("sed=1"), HasSubstr(quote + "seed'?"));
+  EXPECT_THAT(ErrorOfOverride("telemetry.endpoint=1"),
+              AllOf(HasSubstr("there is no key 'telemetry.endpoint' ("), Not(HasSubstr(quote))));
+}
+
+TEST(RunConfig, AliasesAreKeys) {
+  for (const char* alias : {"batch_size", "max_steps", "seq_length", "num_experts", "output_dir",
+                            "epochs", "top_k", "dtype", "grad_clip", "warmup"}) {
+    EXPECT_NE(NearestConfigKey(alias), nullptr) << alias;
+  }
+}
+
+TEST(RunConfig, AListOfValuesIsPrintedOnce) {
+  const std::string error = ErrorOfOverride("precision=fp7");
+  const std::string list = "fp32|bf16";
+  EXPECT_THAT(error, HasSubstr(list));
+  EXPECT_EQ(error.find(list), error.rfind(list));
+}
+
+TEST(RunConfig, MissingDataFileIsToldWithThePlacesTried) {
+  const std::filesystem::path folder = ::testing::TempDir() + "places";
+  RunConfig config;
+  config.data.train = {{"no_such.fa", 1.0}};
+  try {
+    ResolveDataPaths(config, folder / "configs" / "preset.yaml");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound);
+    EXPECT_THAT(error.message(),
+                AllOf(HasSubstr("data.train: no_such.fa"),
+                      HasSubstr((std::filesystem::current_path() / "no_such.fa").string()),
+                      HasSubstr((folder / "configs" / "no_such.fa").string()),
+                      HasSubstr((folder / "no_such.fa").string())));
+  }
 }
 
 TEST(RunConfig, DottedKeysInYaml) {
@@ -132,7 +174,17 @@ TEST(RunConfig, ValuesMustFitTogether) {
   EXPECT_THAT(ErrorOfOverride("batch.global_tokens=2000"), HasSubstr("nearest is 2048"));
   EXPECT_THAT(ErrorOfOverride("batch.micro_tokens=4096"),
               HasSubstr("larger than the global batch"));
-  EXPECT_THAT(ErrorOfOverride("optim.warmup_steps=2000"), HasSubstr("warm-up"));
+  EXPECT_THAT(ErrorOfOverride("optim.warmup_steps=2000"),
+              AllOf(HasSubstr("train.steps="), HasSubstr("optim.warmup_steps (the command line)")));
+  // A short run of a preset: both keys, and a value that works.
+  const std::string preset = "optim:\n  warmup_steps: 122\ndata:\n  train: x.fa\noutput: run\n";
+  EXPECT_THAT(ErrorOf(preset, {"train.steps=20"}),
+              AllOf(HasSubstr("train.steps (the command line)=20"),
+                    HasSubstr("optim.warmup_steps (test.yaml:2)=122"),
+                    HasSubstr("add optim.warmup_steps=2")));
+  EXPECT_EQ(ErrorOf(preset, {"train.steps=20", "optim.warmup_steps=2"}), "");
+  EXPECT_THAT(ErrorOf(preset, {"optim.decay_end=100"}),
+              AllOf(HasSubstr("optim.decay_end"), HasSubstr("add optim.warmup_steps=10")));
   EXPECT_THAT(ErrorOfOverride("data.weights=[1,2]"), HasSubstr("2 mixing weights for 1 files"));
   EXPECT_THAT(ErrorOfOverride("data.split=files"), HasSubstr("data.heldout"));
   EXPECT_THAT(ErrorOfOverride("data.train=[]"), HasSubstr("names no file"));
