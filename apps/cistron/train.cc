@@ -77,15 +77,17 @@ class TrainCommand final : public Command {
     const train::TrainOutcome outcome = train::Train(loaded, hooks);
     if (!outcome.finished) return kOk;
     WriteMachine(outcome.paths.machine());
-    if (!no_report_) Conclude(loaded.config, outcome);
+    const std::string comparison = no_report_ ? "" : Report(loaded.config, outcome);
+    Conclude(loaded.config, outcome);
+    if (!comparison.empty()) fmt::print("{}\n", comparison);
     return kOk;
   }
 
  private:
-  void Conclude(const train::RunConfig& config, const train::TrainOutcome& outcome) {
+  // Writes the Markov baseline and the page; returns the comparison, where there is one.
+  static std::string Report(const train::RunConfig& config, const train::TrainOutcome& outcome) {
     std::string comparison;
-    const bool nucleotides = config.data.alphabet == data::Alphabet::kDna ||
-                             config.data.alphabet == data::Alphabet::kRna;
+    const bool nucleotides = data::AlphabetSize(config.data.alphabet) == 4;
     if (nucleotides && outcome.heldout) {
       const auto corpus = data::Corpus::Open(config.data);
       if (corpus->train_bases() <= kBaselineBases) {
@@ -98,10 +100,17 @@ class TrainCommand final : public Command {
       }
     }
     fmt::print("report: {}\n", train::WriteReport(outcome.paths.root).string());
+    return comparison;
+  }
+
+  static void Conclude(const train::RunConfig& config, const train::TrainOutcome& outcome) {
     if (std::filesystem::exists(outcome.paths.final_model())) {
       fmt::print("model:  {}\n", outcome.paths.final_model().string());
     } else {  // of options that Mixtral lacks
       fmt::print("model:  the last checkpoint in {}\n", outcome.paths.checkpoints().string());
+    }
+    if (outcome.idle_experts.all > 0) {
+      fmt::print("load:   {}\n", train::Describe(outcome.idle_experts));
     }
     if (outcome.heldout) {
       const std::string_view unit = data::UnitName(config.data.alphabet);
@@ -111,7 +120,6 @@ class TrainCommand final : public Command {
     } else {
       fmt::print("held-out: this run holds nothing out (data.split=none)\n");
     }
-    if (!comparison.empty()) fmt::print("{}\n", comparison);
   }
 
   // This process's own command, with run.on_exists=auto where another value would not continue a

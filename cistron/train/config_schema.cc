@@ -492,7 +492,7 @@ std::vector<ConfigKey> MakeKeys() {
               "bases between the starts of training windows, at most seq_len; 0: seq_len",
               kIdentity),
       Number("data.reverse_complement", At(&C::data, &D::reverse_complement), Between(0, 1),
-             "probability that a training window is read from the other strand"),
+             "probability that a training window is read from the other strand; DNA and RNA only"),
       Boolean("data.upper_case", At(&C::data, &D::upper_case), "read lower case as upper case"),
       Number("data.soft_mask_weight", At(&C::data, &D::soft_mask_weight), AtLeast(0),
              "weight of the loss of lower-case bases"),

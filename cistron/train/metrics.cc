@@ -1,10 +1,14 @@
 #include "cistron/train/metrics.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "cistron/base/error.h"
 #include "cistron/io/file.h"
@@ -52,6 +56,7 @@ std::string ToJson(const StepMetrics& m) {
   j["step_ms"] = m.step_ms;
   j["tokens_per_s"] = m.tokens_per_s;
   j["unpadded_tokens_per_s"] = m.unpadded_tokens_per_s;
+  j["flops_per_s"] = m.flops_per_s;
   j["mfu"] = m.mfu ? nlohmann::ordered_json(*m.mfu) : nlohmann::ordered_json(nullptr);
   j["memory_peak_bytes"] = m.memory_peak_bytes;
   if (!m.layer_aux_loss.empty()) j["layer_aux_loss"] = m.layer_aux_loss;
@@ -75,6 +80,7 @@ StepMetrics ParseStepMetrics(const std::string& line, const std::string& where) 
     m.step_ms = j.at("step_ms");
     m.tokens_per_s = j.at("tokens_per_s");
     m.unpadded_tokens_per_s = j.at("unpadded_tokens_per_s");
+    m.flops_per_s = j.value("flops_per_s", 0.0);  // runs of earlier versions lack it
     if (!j.at("mfu").is_null()) m.mfu = j.at("mfu").get<double>();
     m.memory_peak_bytes = j.at("memory_peak_bytes");
     if (j.contains("layer_aux_loss")) {
@@ -116,6 +122,40 @@ void SetExpertLoad(const std::vector<std::vector<std::int64_t>>& counts, StepMet
     metrics.load_entropy.push_back(largest > 0 ? entropy / largest : 1.0);
     metrics.expert_load.push_back(std::move(load));
   }
+}
+
+IdleExperts CountIdleExperts(const std::vector<ExpertLoad>& steps) {
+  IdleExperts result;
+  if (steps.empty()) return result;
+  const std::size_t begin = steps.size() - std::min(steps.size(), kIdleSteps);
+  ExpertLoad sum = steps.back();
+  for (auto& layer : sum) std::fill(layer.begin(), layer.end(), 0.0);
+  for (std::size_t i = begin; i < steps.size(); ++i) {
+    if (steps[i].size() != sum.size()) continue;
+    ++result.steps;
+    for (std::size_t l = 0; l < sum.size(); ++l) {
+      for (std::size_t e = 0; e < sum[l].size(); ++e) sum[l][e] += steps[i][l].at(e);
+    }
+  }
+  for (const auto& layer : sum) {
+    const double all = std::accumulate(layer.begin(), layer.end(), 0.0);
+    const auto experts = static_cast<double>(layer.size());
+    result.experts = static_cast<std::int64_t>(layer.size());
+    result.all += result.experts;
+    result.idle += std::count_if(layer.begin(), layer.end(),
+                                 [&](double share) { return share < kIdleShare / experts * all; });
+  }
+  return result;
+}
+
+std::string Describe(const IdleExperts& idle) {
+  const std::string share = fmt::format(
+      "{:.2g}% of its layer's assignments (last {} steps)",
+      100 * kIdleShare / static_cast<double>(std::max<std::int64_t>(1, idle.experts)), idle.steps);
+  if (idle.idle == 0)
+    return fmt::format("none of {} experts is idle: each gets at least {}", idle.all, share);
+  return fmt::format("{} of {} experts {} idle: {} gets less than {}", idle.idle, idle.all,
+                     idle.idle == 1 ? "is" : "are", idle.idle == 1 ? "it" : "each", share);
 }
 
 void WriteSummary(const fs::path& file, const RunSummary& summary) {

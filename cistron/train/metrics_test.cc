@@ -144,5 +144,24 @@ TEST_F(MetricsTest, SummaryReadsBack) {
   EXPECT_THROW(ReadSummary(file()), Error);
 }
 
+TEST(Metrics, IdleExpertsAreCountedOverTheLastSteps) {
+  EXPECT_EQ(CountIdleExperts({}).all, 0);
+  // Two layers of four experts: 1% of a layer's assignments is the limit.
+  const ExpertLoad even = {{0.25, 0.25, 0.25, 0.25}, {0.25, 0.25, 0.25, 0.25}};
+  const ExpertLoad uneven = {{0.5, 0.48, 0.011, 0.009}, {0.5, 0.5, 0, 0}};
+  std::vector<ExpertLoad> steps(50, even);
+  EXPECT_EQ(CountIdleExperts(steps).idle, 0);
+  EXPECT_EQ(Describe(CountIdleExperts(steps)),
+            "none of 8 experts is idle: each gets at least 1% of its layer's assignments (last 50 "
+            "steps)");
+  steps.insert(steps.end(), kIdleSteps, uneven);
+  const IdleExperts idle = CountIdleExperts(steps);
+  EXPECT_EQ(idle.idle, 3);
+  EXPECT_EQ(idle.all, 8);
+  EXPECT_EQ(Describe(idle),
+            "3 of 8 experts are idle: each gets less than 1% of its layer's assignments (last 100 "
+            "steps)");
+}
+
 }  // namespace
 }  // namespace cistron::train

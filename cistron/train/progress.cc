@@ -52,7 +52,11 @@ Progress::~Progress() {
 std::string Progress::Status(const StepMetrics& m) const {
   std::string text = fmt::format("loss {:.4f}  {:.4f} bits/{}  {} tok/s", m.loss,
                                  m.loss / std::numbers::ln2, unit_, FormatCount(m.tokens_per_s));
-  if (m.mfu) text += fmt::format("  MFU {:.0f}%", *m.mfu * 100);
+  if (m.mfu) {
+    text += fmt::format("  MFU {:.0f}%", *m.mfu * 100);
+  } else if (m.flops_per_s > 0) {
+    text += fmt::format("  {:.3g} GFLOP/s", m.flops_per_s / 1e9);
+  }
   return text + fmt::format("  left {}", FormatDuration(seconds_per_step_ *
                                                         static_cast<double>(total_ - m.step)));
 }

@@ -8,6 +8,7 @@
 
 #include "cistron/base/error.h"
 #include "cistron/io/file.h"
+#include "cistron/train/metrics.h"
 #include "cistron/train/report_charts.h"
 #include "cistron/train/svg_chart.h"
 
@@ -176,7 +177,15 @@ class Page {
     if (const double peak = Last(&StepRecord::memory_peak_bytes); std::isfinite(peak)) {
       Tile(fmt::format("{} MiB", internal::TickText(std::round(peak * 0x1p-20), 1)), "peak memory");
     }
+    if (idle_.all > 0) Tile(fmt::format("{} of {}", idle_.idle, idle_.all), "idle experts");
     out_ += "</ul>\n";
+  }
+  static IdleExperts IdleOf(const RunRecord& record) {
+    std::vector<ExpertLoad> loads;
+    for (const StepRecord& step : record.steps) {
+      if (!step.expert_load.empty()) loads.push_back(step.expert_load);
+    }
+    return CountIdleExperts(loads);
   }
   double TokensSeen() const { return Last(&StepRecord::tokens_seen); }
   double MedianSpeed() const {
@@ -280,7 +289,12 @@ class Page {
   }
 
   void Optimisation() {
-    Section("Training step", "Means of neighbouring steps; the band is their range.");
+    Section(
+        "Training step",
+        "Means of neighbouring steps; the band is their range. The auxiliary loss of all layers "
+        "together adds the layers up before it compares the experts: it may be at its least "
+        "while single layers leave most of their experts idle, which the maps of the load "
+        "show.");
     out_ += "<div class=\"grid\">\n";
     Card("Loss from the first step", LossChart(record_));
     Card("Auxiliary loss of all layers together", AuxiliaryLossChart(record_));
@@ -299,9 +313,11 @@ class Page {
       Section("Experts", "This run logged no expert load.");
     } else {
       Section("Load of the experts",
-              "The share of a layer's tokens that each expert receives, relative to an even share. "
-              "No token is "
-              "ever dropped: an uneven load costs time, not results.");
+              fmt::format(
+                  "The share of a layer's tokens that each expert receives, relative to an even "
+                  "share. No token is dropped, but an expert that gets next to none of them hardly "
+                  "learns and adds nothing: at the end of this run {}.",
+                  Describe(idle_)));
       out_ += "<div class=\"legend\">" + RenderHeatLegend(wide[0].range) +
               "</div>\n<div class=\"grid\">\n";
       Maps(wide, narrow);
@@ -358,6 +374,7 @@ class Page {
   const RunRecord& record_;
   const bool bits_;
   const std::string unit_;  // of the sequences: base, residue, byte
+  const IdleExperts idle_ = IdleOf(record_);
   std::string out_;
 };
 

@@ -157,6 +157,14 @@ TEST_F(ReportTest, WholeRun) {
   if (std::getenv("CISTRON_KEEP_TEST_FILES") != nullptr) Write("curve.svg", svg);
 }
 
+TEST_F(ReportTest, IdleExpertsAreCounted) {
+  Write("metrics.jsonl",
+        "{\"step\": 1, \"loss\": 5, \"expert_load\": [[0.999, 0.001], [0.5, 0.5]]}\n");
+  const std::string html = RenderReport(ReadRunRecord(directory_));
+  EXPECT_THAT(html, AllOf(HasSubstr("<b>1 of 4</b><span>idle experts"),
+                          HasSubstr("1 of 4 experts is idle: it gets less than 2%")));
+}
+
 TEST_F(ReportTest, ManyExpertsAndLayers) {
   Write("metrics.jsonl", ExampleMetrics(60, 12, 64));
   const std::string html = RenderReport(ReadRunRecord(directory_));

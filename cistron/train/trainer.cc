@@ -133,12 +133,13 @@ class Trainer {
     Describe();
     const RunPaths& paths = directory_->paths();
     const std::int64_t total = config_.train.steps;
-    TrainOutcome outcome{paths, optimizer_.step(), false, std::nullopt};
+    TrainOutcome outcome{paths, optimizer_.step(), false, {}, std::nullopt};
     if (const auto summary = ReadSummary(paths.results())) {
       if (summary->steps == total && outcome.steps == total) {
         Print("this run is complete; nothing was done");
         outcome.finished = true;
         outcome.heldout = summary->heldout;
+        outcome.idle_experts = IdleAtTheEnd(paths);
         return outcome;
       }
       fs::remove(paths.results());
@@ -204,24 +205,29 @@ class Trainer {
                       FormatCount(static_cast<double>(corpus_->train_bases())), unit_,
                       heldout_ ? FormatCount(heldout) : "none", config_.batch.global_tokens,
                       config_.train.steps, DeviceText()));
+    const double all_layers = m.output_router_logits ? m.router_aux_loss_coef : 0;
+    bool none = true;
     for (const auto& [name, coefficient] :
-         {std::pair{"load-balancing loss of each layer", m.moe_aux_loss_coeff},
+         {std::pair{"load-balancing loss of all layers together", all_layers},
+          {"load-balancing loss of each layer", m.moe_aux_loss_coeff},
           {"router z-loss of each layer", m.moe_z_loss_coeff}}) {
       if (coefficient == 0) continue;
       Print(
           fmt::format("auxiliary loss: {} times the {} is part of the training loss; metrics "
                       "show it apart",
                       coefficient, name));
+      none = false;
     }
-    if (m.output_router_logits && m.router_aux_loss_coef > 0) {
+    if (none) {
       Print(
-          fmt::format("auxiliary loss: {} times the load-balancing loss is part of the training "
-                      "loss; metrics show it apart",
-                      m.router_aux_loss_coef));
-    } else {
-      Print(
-          "auxiliary loss: not part of the training loss (model.output_router_logits or "
-          "model.router_aux_loss_coef is off)");
+          "auxiliary loss: not part of the training loss (model.moe_aux_loss_coeff, or "
+          "model.output_router_logits with model.router_aux_loss_coef, would balance the experts)");
+    }
+    const bool strands = data::ByteTable::Of(config_.data.alphabet).HasComplement();
+    if (!strands && config_.data.reverse_complement > 0) {
+      Print(fmt::format("data.reverse_complement={} has no effect: {} has no other strand",
+                        config_.data.reverse_complement,
+                        data::AlphabetName(config_.data.alphabet)));
     }
   }
 
@@ -235,11 +241,15 @@ class Trainer {
     const std::int64_t start = outcome.steps, total = config_.train.steps;
     MetricsWriter metrics(outcome.paths.metrics(), start);
     flops_per_token_ = model::TrainingFlopsPerToken(config_.model, config_.data.seq_len);
-    peak_flops_ = MeasurePeakFlops(ctx_, ModelDType(config_.precision));
-    Print(fmt::format(
-        "speed: {} flop a token; this machine multiplies matrices at {:.0f} GFLOP/s, of "
-        "which MFU is the part",
-        FormatCount(flops_per_token_), peak_flops_ / 1e9));
+    std::string speed = fmt::format("speed: {} flop a token", FormatCount(flops_per_token_));
+    // A CPU's rate changes with what runs beside, so a part of one measurement would mean nothing.
+    if (ctx_.device().type == DeviceType::kCuda) {
+      peak_flops_ = MeasurePeakFlops(ctx_, ModelDType(config_.precision));
+      speed +=
+          fmt::format("; this GPU multiplies matrices at {:.0f} TFLOP/s, of which MFU is the part",
+                      peak_flops_ / 1e12);
+    }
+    Print(speed);
     Progress progress(hooks_.out, start, total, config_.log.every, std::string(unit_));
     data::Prefetcher batches(std::move(stream_), total - start);
     bool stop = start > 0 && EvaluateOwed(metrics, start);
@@ -303,7 +313,11 @@ class Trainer {
     m.step_ms = seconds * 1e3;
     m.tokens_per_s = tokens / seconds;
     m.unpadded_tokens_per_s = static_cast<double>(fetched.batch.totals.tokens) / seconds;
-    m.mfu = m.tokens_per_s * flops_per_token_ / peak_flops_;
+    m.flops_per_s = m.tokens_per_s * flops_per_token_;
+    if (peak_flops_ > 0) {
+      peak_flops_ = std::max(peak_flops_, m.flops_per_s);  // a step showed that it can do more
+      m.mfu = m.flops_per_s / peak_flops_;
+    }
     m.memory_peak_bytes = PeakMemory(ctx_);
     SetExpertLoad(result.expert_counts, m);
     metrics.Write(m);
@@ -350,6 +364,12 @@ class Trainer {
     return HeldoutMetrics{e.Loss(), e.BitsPerBase(), e.bases};
   }
 
+  static IdleExperts IdleAtTheEnd(const RunPaths& paths) {
+    std::vector<ExpertLoad> loads;
+    for (StepMetrics& m : ReadMetrics(paths.metrics())) loads.push_back(std::move(m.expert_load));
+    return CountIdleExperts(loads);
+  }
+
   void Save() {
     CheckFiniteWeights(model_.store, optimizer_.step());
     const fs::path root = directory_->paths().checkpoints();
@@ -380,6 +400,7 @@ class Trainer {
     for (const StepMetrics& m : ReadMetrics(paths.metrics())) {
       summary.train_seconds += m.step_ms / 1e3;
     }
+    outcome.idle_experts = IdleAtTheEnd(paths);
     WriteSummary(paths.results(), summary);
     outcome.finished = true;
     outcome.heldout = summary.heldout;

@@ -21,13 +21,14 @@ struct TrainHooks {
   // Called after every step, its checkpoint included.
   std::function<void(std::int64_t step)> after_step;
   std::FILE* out = stdout;     // progress and notices
-  std::string resume_command;  // as people would type it, for the notice of a stopped run
+  std::string resume_command = {};  // as people would type it, for the notice of a stopped run
 };
 
 struct TrainOutcome {
   RunPaths paths;
   std::int64_t steps = 0;
-  bool finished = false;  // false: stopped on request; the same command continues it
+  bool finished = false;     // false: stopped on request; the same command continues it
+  IdleExperts idle_experts;  // of a finished run
   std::optional<HeldoutMetrics> heldout;  // of a finished run, over the whole held-out part
 };
 
