@@ -218,6 +218,18 @@ TEST_F(ProgramTest, NonFiniteLossIsStatusTwoWithStepAndLayer) {
   EXPECT_THAT(r.err, AllOf(HasSubstr("step 2"), HasSubstr("layer")));
 }
 
+TEST_F(ProgramTest, VerifyOfAnotherPathSaysWhatToGive) {
+  const Result folder = Run({"verify", Golden("")});
+  EXPECT_EQ(folder.status, 2);
+  EXPECT_THAT(folder.err, AllOf(HasSubstr("give one of these"), HasSubstr("mixtral_gqa8"),
+                                HasSubstr("numerics.safetensors")));
+  const Result file = Run({"verify", File("notes.md", "# Notes\n")});
+  EXPECT_EQ(file.status, 2);
+  EXPECT_THAT(file.err, HasSubstr("not golden values"));
+  EXPECT_THAT(Run({"verify", Golden("mixtral_tiny"), "--precision", "bf16"}).out,
+              HasSubstr("bound: twice the error"));
+}
+
 TEST_F(ProgramTest, VerifySaysYesAndNo) {
   const Result good = Run({"verify", Golden("mixtral_tiny")});
   EXPECT_EQ(good.status, 0) << good.out << good.err;
@@ -256,6 +268,17 @@ TEST_F(ProgramTest, TrainThenEvalScoreConvertInspectReport) {
   const Result unknown = Run({"eval", run, "--data", File("n.fa", ">n\nNNNNNNNN\n")});
   EXPECT_EQ(unknown.status, 0) << unknown.err;
   EXPECT_THAT(unknown.out, HasSubstr("n.fa\t0\tNA\tNA\tNA\n"));
+  // Options, not keys of a configuration; and nothing before what is wrong.
+  const std::string rna = File("rna.fa", ">r\nACGUACGU\n");
+  for (const char* verb : {"eval", "score"}) {
+    const Result letters = Run({verb, run, "--data", rna});
+    EXPECT_EQ(letters.status, 2);
+    EXPECT_THAT(letters.err, AllOf(HasSubstr("--alphabet rna"), Not(HasSubstr("data.alphabet"))));
+    const Result no_data = Run({verb, run + "/final"});
+    EXPECT_EQ(no_data.status, 2);
+    EXPECT_EQ(no_data.out, "");
+    EXPECT_THAT(no_data.err, HasSubstr("--data FILE"));
+  }
   const Result files = Run({"eval", run + "/final", "--data", fasta, fasta});
   EXPECT_EQ(files.status, 0) << files.err;
   EXPECT_THAT(files.out, HasSubstr("all\t"));
@@ -290,6 +313,14 @@ TEST_F(ProgramTest, TrainThenEvalScoreConvertInspectReport) {
   EXPECT_EQ(io::ReadFile(tiny_.path("again") / "model.safetensors"),
             io::ReadFile(tiny_.path("run") / "final" / "model.safetensors"));
   EXPECT_EQ(Run({"convert", run, again}).status, 2);  // exists
+  // A disk that is full leaves no half of a model in the way of the next try.
+  for (const char* kind : {"huggingface", "checkpoint"}) {
+    const std::string target = tiny_.path("full").string();
+    testing::Process full(tiny_.path("."), {CISTRON_PROGRAM, "convert", run, target, "--to", kind},
+                          {.file_size_limit = 20'000});
+    EXPECT_EQ(full.Wait(), 3) << full.Errors();
+    EXPECT_FALSE(fs::exists(target)) << kind;
+  }
   const std::string sharded = tiny_.path("sharded").string();
   EXPECT_EQ(Run({"convert", again, sharded, "--to", "checkpoint", "--max-shard-gib", "1"}).status,
             2);

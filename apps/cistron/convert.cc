@@ -53,9 +53,23 @@ class ConvertCommand final : public Command {
         (to_.empty() && !asks_hugging_face && source.kind == train::ModelKind::kHuggingFace &&
          source.path == std::filesystem::path(source_));
     const model::HuggingFaceModel m = train::ReadModel(source);
+    try {
+      Write(m, source, to_checkpoint);
+    } catch (...) {
+      // It did not exist before: a half of it would stand in the way of the next try.
+      std::error_code ignored;
+      std::filesystem::remove_all(target_, ignored);
+      throw;
+    }
+    return kOk;
+  }
+
+ private:
+  void Write(const model::HuggingFaceModel& m, const train::ModelSource& source,
+             bool to_checkpoint) const {
     if (to_checkpoint) {
       fmt::print("{}\n", train::SaveWeights(target_, m).string());
-      return kOk;
+      return;
     }
     model::ExportOptions options;
     options.layout =
@@ -70,10 +84,8 @@ class ConvertCommand final : public Command {
     if (source.kind == train::ModelKind::kHuggingFace) options.tokenizer_from = source.path;
     model::SaveHuggingFace(target_, m.config, m.tensors, options);
     fmt::print("{}\n", target_);
-    return kOk;
   }
 
- private:
   std::string source_, target_, to_, layout_, dtype_;
   double max_shard_gib_ = 0;
 };

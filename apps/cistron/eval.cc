@@ -1,6 +1,8 @@
 // cistron eval: how well a model predicts files, or the held-out part of its own run.
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "apps/cistron/commands.h"
 #include "apps/cistron/evaluation_options.h"
 #include "cistron/base/error.h"
@@ -50,17 +52,20 @@ class EvalCommand final : public Command {
                     "--data FILE",
                     option);
     }
+    // What can be wrong is found before a line is printed.
+    const std::optional<data::DataConfig> heldout =
+        evaluation_.files().empty() ? std::optional(HeldoutOfRun()) : std::nullopt;
     const auto m = evaluation_.Load();
     const quant::Autocast recipe = evaluation_.Recipe();
-    fmt::print("file\t{0}s\tloss\tperplexity\tbits_per_{0}\n", evaluation_.unit());
-    if (evaluation_.files().empty()) {
-      HeldoutOfRun(*m);
+    if (heldout) {
+      const data::EvaluationStream stream(data::Corpus::Open(*heldout));
+      Line("held-out",
+           train::Evaluate(m->model, stream, heldout->seq_len, 0, evaluation_.batch_tokens()));
       return kOk;
     }
     train::EvaluationResult all;
     for (const std::string& file : evaluation_.files()) {
-      const data::EvaluationStream stream(
-          data::Corpus::Open(train::WholeFile(file, evaluation_.rules())), data::Part::kAll);
+      const data::EvaluationStream stream(evaluation_.OpenFile(file), data::Part::kAll);
       const train::EvaluationResult result = train::Evaluate(
           m->model, stream, evaluation_.rules().seq_len, 0, evaluation_.batch_tokens());
       Line(file, result);
@@ -71,7 +76,11 @@ class EvalCommand final : public Command {
   }
 
  private:
-  static void Line(const std::string& what, const train::EvaluationResult& r) {
+  void Line(const std::string& what, const train::EvaluationResult& r) {
+    if (!headed_) {
+      fmt::print("file\t{0}s\tloss\tperplexity\tbits_per_{0}\n", evaluation_.unit());
+      headed_ = true;
+    }
     fmt::print("{}\t{}\t{}\n", EscapedField(what), r.bases, Columns(r));
   }
 
@@ -82,7 +91,7 @@ class EvalCommand final : public Command {
     return path.parent_path() == above.checkpoints() ? above : train::RunPaths{path};
   }
 
-  void HeldoutOfRun(model::LocalMixtral& m) {
+  data::DataConfig HeldoutOfRun() const {
     const train::RunPaths run = RunOfModel();
     if (!std::filesystem::exists(run.config())) {
       CISTRON_THROW(kBadInput,
@@ -93,11 +102,11 @@ class EvalCommand final : public Command {
     data::DataConfig data = train::LoadRunConfig(run.config(), {}).config.data;
     data.seq_len = evaluation_.rules().seq_len;
     data.stride = 0;  // of training windows, which are not read here
-    const data::EvaluationStream stream(data::Corpus::Open(data));
-    Line("held-out", train::Evaluate(m.model, stream, data.seq_len, 0, evaluation_.batch_tokens()));
+    return data;
   }
 
   EvaluationOptions evaluation_;
+  bool headed_ = false;
 };
 
 }  // namespace

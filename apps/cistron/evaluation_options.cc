@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
+#include <utility>
+
 #include "apps/cistron/machine.h"
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
@@ -67,6 +70,24 @@ std::string EvaluationOptions::FileOption() const {
   if (!alphabet_.empty()) return "--alphabet";
   if (!tag_delimiters_.empty()) return "--tag-delimiters";
   return json_field_.empty() ? "" : "--json-field";
+}
+
+std::shared_ptr<const data::Corpus> EvaluationOptions::OpenFile(const std::string& file) const {
+  try {
+    return data::Corpus::Open(train::WholeFile(file, rules_));
+  } catch (const Error& error) {
+    std::string message = error.message();
+    for (const auto& [key, option] : {std::pair{"data.alphabet=", "--alphabet "},
+                                      {"data.alphabet", "--alphabet"},
+                                      {"data.json_field", "--json-field"},
+                                      {"data.tag_delimiters", "--tag-delimiters"},
+                                      {"data.seq_len", "--seq-len"}}) {
+      for (std::size_t at; (at = message.find(key)) != std::string::npos;) {
+        message.replace(at, std::string_view(key).size(), option);
+      }
+    }
+    throw Error(error.code(), message);
+  }
 }
 
 std::string Columns(const train::EvaluationResult& r) {

@@ -24,6 +24,8 @@ class EvaluationOptions {
 
   const std::string& model_path() const { return model_; }
   const std::vector<std::string>& files() const { return files_; }
+  // A file under the rules; errors name options of the command line, not keys of a configuration.
+  std::shared_ptr<const data::Corpus> OpenFile(const std::string& file) const;
   const train::ReadingRules& rules() const { return rules_; }
   // An option given that says how files are read, "--alphabet"; empty when there is none.
   std::string FileOption() const;

@@ -24,6 +24,7 @@ class ScoreCommand final : public Command {
            "bits_per_base; NA where a record has nothing to score. Bases are residues for protein,\n"
            "bytes for bytes. Rules as in `cistron eval`. Control bytes and backslashes in names are\n"
            "written \\xNN.\n"
+           "--data is required.\n"
            "Examples:\n"
            "  cistron score runs/L0_sanity/final --data genes.fa\n"
            "  cistron score runs/L0_sanity --data genes.fa.gz --output scores.tsv";
@@ -34,7 +35,12 @@ class ScoreCommand final : public Command {
   }
 
   int Run() override {
-    if (evaluation_.files().empty()) CISTRON_THROW(kBadInput, "score: give --data FILE");
+    if (evaluation_.files().empty()) {
+      CISTRON_THROW(kBadInput,
+                    "score: give --data FILE; the held-out part of a run is evaluated by `cistron "
+                    "eval {}`",
+                    evaluation_.model_path());
+    }
     if (!output_.empty()) io::CheckOutputFile(output_);
     evaluation_.Prepare();
     const auto m = evaluation_.Load();
@@ -42,7 +48,7 @@ class ScoreCommand final : public Command {
     std::string table = fmt::format("file\trecord\tlength\t{0}s\tloss\tperplexity\tbits_per_{0}\n",
                                     evaluation_.unit());
     for (const std::string& file : evaluation_.files()) {
-      const auto corpus = data::Corpus::Open(train::WholeFile(file, evaluation_.rules()));
+      const auto corpus = evaluation_.OpenFile(file);
       const data::EvaluationStream stream(corpus, data::Part::kAll);
       train::ScoreRecords(m->model, *corpus, stream, evaluation_.batch_tokens(),
                           [&](std::int64_t index, const train::EvaluationResult& r) {

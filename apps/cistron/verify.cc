@@ -1,8 +1,13 @@
 // cistron verify: golden values on this machine.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
 #include "apps/cistron/commands.h"
 #include "apps/cistron/machine.h"
+#include "cistron/base/error.h"
 #include "cistron/base/threads.h"
 #include "cistron/train/precision.h"
 #include "cistron/train/verify.h"
@@ -38,6 +43,7 @@ class VerifyCommand final : public Command {
 
   int Run() override {
     if (threads_ > 0) SetNumThreads(static_cast<int>(threads_));
+    CheckPath();
     const bool numerics = std::filesystem::is_regular_file(path_);
     const train::VerifyReport report =
         numerics ? train::VerifyNumerics(MakeContext(device_), path_)
@@ -47,6 +53,31 @@ class VerifyCommand final : public Command {
   }
 
  private:
+  void CheckPath() const {
+    const std::filesystem::path path = path_;
+    if (std::filesystem::is_regular_file(path) && path.extension() != ".safetensors") {
+      CISTRON_THROW(kBadInput,
+                    "{}: not golden values; give a model folder or a file of numerics, "
+                    "*.safetensors",
+                    path_);
+    }
+    if (!std::filesystem::is_directory(path) || HoldsGoldens(path)) return;
+    std::vector<std::string> inside;
+    for (const auto& entry : std::filesystem::directory_iterator(path)) {
+      const bool file = entry.path().extension() == ".safetensors";
+      if (file || (entry.is_directory() && HoldsGoldens(entry.path()))) {
+        inside.push_back(entry.path().string());
+      }
+    }
+    std::sort(inside.begin(), inside.end());
+    CISTRON_THROW(kBadInput, "{}: no model folder with golden values (golden.safetensors){}{}",
+                  path_, inside.empty() ? "" : "; give one of these:\n  ",
+                  fmt::join(inside, "\n  "));
+  }
+  static bool HoldsGoldens(const std::filesystem::path& folder) {
+    return std::filesystem::exists(folder / "golden.safetensors");
+  }
+
   train::VerifyPrecision Precision() const {
     if (precision_ == "fp64") return {DType::kF64};
     const train::Precision precision = train::ParsePrecision(precision_);

@@ -167,7 +167,7 @@ std::shared_ptr<const Corpus> Corpus::Open(const DataConfig& config) {
     if (!any) {
       CISTRON_THROW(
           kBadInput,
-          "data: the held-out part of {}{} holds no window ({} bases; one needs 2): lower "
+          "data: the held-out part of {}{} holds no window ({} bases in all, no two in a row): lower "
           "data.train_fraction, or set data.split=none",
           first, config.train.size() > 1 ? ", …" : "", impl->heldout_bases);
     }

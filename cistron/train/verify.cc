@@ -275,6 +275,11 @@ VerifyReport VerifyModel(const ops::Context& ctx, const std::filesystem::path& d
   Verifier verifier(ctx, folder, precision, is_low ? &low : nullptr);
   const Rows rows = verifier.Run();
   VerifyReport report{directory, {}, verifier.note()};
+  if (is_low) {
+    report.bounds =
+        "twice the error that the scalar reference makes in this precision against the same golden "
+        "values";
+  }
   static constexpr const char* kOrder[] = {"logits",          "router_logits", "loss",
                                            "aux_loss",        "grad",          "train.loss",
                                            "train.grad_norm", "after"};
@@ -297,6 +302,7 @@ std::string FormatVerifyReport(const VerifyReport& report) {
                         counted ? fmt::format("{}", row.compared) : "", counted ? row.how : "",
                         row.error, row.bound, row.ok ? "ok" : "FAILED");
   }
+  if (!report.bounds.empty()) text += fmt::format("  bound: {}\n", report.bounds);
   if (!report.note.empty()) text += fmt::format("  note: {}\n", report.note);
   return text;
 }

@@ -53,7 +53,8 @@ struct VerifyRow {
 struct VerifyReport {
   std::filesystem::path path;
   std::vector<VerifyRow> rows;
-  std::string note;  // what could not be compared, and why; mostly empty
+  std::string note;         // what could not be compared, and why; mostly empty
+  std::string bounds = {};  // where they come from, when not from the precision alone
   bool ok() const;
 };
 
