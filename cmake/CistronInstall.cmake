@@ -15,3 +15,5 @@ install(FILES cmake/FindOneDNN.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/cistron-config-version.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/cistron)
 install(DIRECTORY configs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/cistron/configs)
+# What the presets train on, where their relative paths find it: one folder above them.
+install(DIRECTORY data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/cistron/data)

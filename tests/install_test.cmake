@@ -29,3 +29,11 @@ run(${WORK}/build/grouped_swiglu)
 run(${WORK}/build/grouped_mlp_mxfp8)
 run(${WORK}/build/train_tiny)
 run(${WORK}/prefix/bin/cistron --version)
+# The preset and its data are those of the installation, from any working directory.
+file(MAKE_DIRECTORY ${WORK}/elsewhere)
+execute_process(COMMAND ${WORK}/prefix/bin/cistron train --config-name L0_sanity --print-config
+                WORKING_DIRECTORY ${WORK}/elsewhere RESULT_VARIABLE status OUTPUT_VARIABLE config
+                ERROR_VARIABLE errors)
+if(NOT status EQUAL 0 OR NOT config MATCHES "${WORK}/prefix/share/cistron/data/ecoli_k12_mg1655.fna.gz")
+  message(FATAL_ERROR "the installed preset does not find its data:\n${config}${errors}")
+endif()

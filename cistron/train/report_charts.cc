@@ -64,20 +64,21 @@ std::vector<ReferenceLine> MarkovLines(const MarkovBaseline& baseline) {
   for (const bool both : {false, true}) {
     for (const MarkovSmoothing smoothing :
          {MarkovSmoothing::kAdd, MarkovSmoothing::kInterpolated}) {
-      const MarkovScore* best = nullptr;
+      MarkovBaseline kind;
       for (const MarkovScore& score : baseline.scores) {
-        if (score.both_strands != both || score.smoothing != smoothing) continue;
-        if (best == nullptr || score.bits_per_base < best->bits_per_base) best = &score;
+        if (score.both_strands == both && score.smoothing == smoothing)
+          kind.scores.push_back(score);
       }
-      if (best == nullptr) continue;
+      if (kind.scores.empty()) continue;
+      const MarkovScore& best = kind.Best();
       const bool interpolated = smoothing == MarkovSmoothing::kInterpolated;
       const char* strands = both ? "both strands" : "forward strand";
       lines.push_back(
           {fmt::format("{}Markov, {}, order {}: {:.4f}", interpolated ? "interpolated " : "",
-                       strands, best->order, best->bits_per_base),
-           best->bits_per_base,
-           fmt::format("{}, k = {}: {:.4f}", interpolated ? "interpolated" : strands, best->order,
-                       best->bits_per_base)});
+                       strands, best.order, best.bits_per_base),
+           best.bits_per_base,
+           fmt::format("{}, k = {}: {:.4f}", interpolated ? "interpolated" : strands, best.order,
+                       best.bits_per_base)});
     }
   }
   return lines;

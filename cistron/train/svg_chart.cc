@@ -184,6 +184,7 @@ class LineChartDrawing {
     DrawReferences();
     DrawLines();
     out_ += "</g>\n";
+    DrawDiamonds();
     DrawReferenceLabels();
     DrawHoverTargets();
     out_ += "</svg>\n";
@@ -339,6 +340,17 @@ class LineChartDrawing {
                           ColorClass(series.color), upper, lower);
     }
   }
+  // Over the frame, whose edge they may lie on.
+  void DrawDiamonds() {
+    const Scale sx = X(), sy = Y();
+    for (const Series& series : chart_.series) {
+      for (std::size_t i = 0; series.diamonds && i < series.x.size(); ++i) {
+        const double x = series.x[i], y = series.y[i];
+        if (!Drawable(x, y) || y < y_range_.low || y > y_range_.high) continue;
+        out_ += Diamond(series, sx(x), sy(y)) + "\n";
+      }
+    }
+  }
   static std::string Diamond(const Series& series, double x, double y) {
     constexpr double kReach = 6;
     return fmt::format("<path class=\"dot {}\" d=\"M{:.1f} {:.1f}l{r} {r}l-{r} {r}l-{r} -{r}z\"/>",
@@ -350,6 +362,7 @@ class LineChartDrawing {
   void DrawLines() {
     const Scale sx = X(), sy = Y();
     for (const Series& series : chart_.series) {
+      if (series.diamonds) continue;
       std::string path, dots;
       bool open = false;
       for (std::size_t i = 0; i < series.x.size(); ++i) {
@@ -358,10 +371,6 @@ class LineChartDrawing {
           continue;
         }
         const double x = sx(series.x[i]), y = Bounded(sy(series.y[i]));
-        if (series.diamonds) {
-          dots += Diamond(series, x, y);
-          continue;
-        }
         path += fmt::format("{}{:.1f} {:.1f}", open ? "L" : "M", x, y);
         open = true;
         if (series.markers) {
