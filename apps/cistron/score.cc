@@ -21,8 +21,10 @@ class ScoreCommand final : public Command {
   }
   std::string footer() const override {
     return "Tab-separated: file, record, length, bases (scored), loss (nats a base), perplexity,\n"
-           "bits_per_base; NA where a record has nothing to score. Bases are residues for protein,\n"
-           "bytes for bytes. Rules as in `cistron eval`. Control bytes and backslashes in names are\n"
+           "bits_per_base; NA where a record has nothing to score. Bases are residues for "
+           "protein,\n"
+           "bytes for bytes. Rules as in `cistron eval`. Control bytes and backslashes in names "
+           "are\n"
            "written \\xNN.\n"
            "--data is required.\n"
            "Examples:\n"

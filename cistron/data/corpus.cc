@@ -165,11 +165,11 @@ std::shared_ptr<const Corpus> Corpus::Open(const DataConfig& config) {
     const bool any = std::any_of(impl->heldout.begin(), impl->heldout.end(),
                                  [](const Segment& s) { return s.tokens() >= 2; });
     if (!any) {
-      CISTRON_THROW(
-          kBadInput,
-          "data: the held-out part of {}{} holds no window ({} bases in all, no two in a row): lower "
-          "data.train_fraction, or set data.split=none",
-          first, config.train.size() > 1 ? ", …" : "", impl->heldout_bases);
+      CISTRON_THROW(kBadInput,
+                    "data: the held-out part of {}{} holds no window ({} bases in all, no two in a "
+                    "row): lower "
+                    "data.train_fraction, or set data.split=none",
+                    first, config.train.size() > 1 ? ", …" : "", impl->heldout_bases);
     }
   }
   for (std::size_t i = 0; i < impl->train.size(); ++i) {

@@ -14,7 +14,8 @@ namespace cistron::train {
 // The page. Throws kInvalidArgument when the record holds no step.
 std::string RenderReport(const RunRecord& record);
 
-// Bits per base against the Markov lines (bits per residue or byte, or nats, for runs without them), as an SVG file of its own.
+// Bits per base against the Markov lines (bits per residue or byte, or nats, for runs without
+// them), as an SVG file of its own.
 std::string RenderLearningCurve(const RunRecord& record);
 
 // Reads `run_directory` and writes the page atomically; returns its path (report.html there when

@@ -138,8 +138,8 @@ std::vector<std::filesystem::path> PresetFolders();
 
 // Relative data files that do not exist from the working directory are sought beside the preset and
 // one folder above it, so that a preset's own files are found from anywhere. Makes them absolute.
-// Throws kNotFound with the places tried; init.from may be missing, since a run that is resumed does
-// not need it.
+// Throws kNotFound with the places tried; init.from may be missing, since a run that is resumed
+// does not need it.
 void ResolveDataPaths(RunConfig& config, const std::filesystem::path& preset);
 
 // With init.from, the model's architecture is that of its weights: it replaces the preset's. A key

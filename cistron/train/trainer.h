@@ -20,7 +20,7 @@ struct TrainHooks {
   std::function<bool()> stop_requested;
   // Called after every step, its checkpoint included.
   std::function<void(std::int64_t step)> after_step;
-  std::FILE* out = stdout;     // progress and notices
+  std::FILE* out = stdout;          // progress and notices
   std::string resume_command = {};  // as people would type it, for the notice of a stopped run
 };
 
