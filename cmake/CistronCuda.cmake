@@ -24,4 +24,28 @@ if(CISTRON_CUDA)
   # error. fmt 9 leaves constexpr off under nvcc unless told.
   target_compile_options(cistron_cuda_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;-DFMT_USE_CONSTEXPR=1;--expt-relaxed-constexpr;-Xptxas=--warning-as-error;-DNDEBUG>)
+
+  # Headers of cudnn-frontend and cuDNN, where scripts/setup_cuda.sh leaves them. cuDNN is loaded at run time, never linked.
+  find_path(CISTRON_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h HINTS ${PROJECT_SOURCE_DIR}/build/cudnn/include)
+  find_path(CISTRON_CUDNN_INCLUDE cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${PROJECT_SOURCE_DIR}/build/cudnn/nvidia/cudnn/include)
+  if(CISTRON_CUDNN_FRONTEND_INCLUDE AND CISTRON_CUDNN_INCLUDE)
+    message(STATUS "cuDNN: cudnn-frontend in ${CISTRON_CUDNN_FRONTEND_INCLUDE}, cuDNN in ${CISTRON_CUDNN_INCLUDE}")
+  else()
+    message(STATUS "cuDNN: left out, scripts/setup_cuda.sh takes the headers of cudnn-frontend")
+  endif()
 endif()
+
+# cistron_cudnn_sources(TARGET SOURCES … STUB …): sources that include cudnn-frontend, or what stands in for them.
+function(cistron_cudnn_sources target)
+  cmake_parse_arguments(ARG "" "" "SOURCES;STUB" ${ARGN})
+  list(TRANSFORM ARG_SOURCES PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  list(TRANSFORM ARG_STUB PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  if(NOT CISTRON_CUDNN_FRONTEND_INCLUDE OR NOT CISTRON_CUDNN_INCLUDE)
+    target_sources(${target} PRIVATE ${ARG_STUB})
+    return()
+  endif()
+  target_sources(${target} PRIVATE ${ARG_SOURCES})
+  # Plans are made once and cuDNN does the work: what matters is that 30,000 lines of headers compile in 16 s, not 35.
+  set_source_files_properties(${ARG_SOURCES} TARGET_DIRECTORY ${target} PROPERTIES
+    COMPILE_OPTIONS "-O0;-isystem;${CISTRON_CUDNN_FRONTEND_INCLUDE};-isystem;${CISTRON_CUDNN_INCLUDE}")
+endfunction()

@@ -13,6 +13,8 @@ struct PackedSequences {
   Tensor cu_seqlens;            // i64 [S + 1], starts at 0, not decreasing
   Tensor positions;             // i64 [T], position of each token in its sequence
   std::int64_t max_length = 0;  // host bound on the longest sequence
+  // A promise of the host: every sequence has max_length tokens, and they fill T.
+  bool uniform = false;
 
   std::int64_t num_sequences() const { return cu_seqlens.dim(0) - 1; }
 };

@@ -48,14 +48,18 @@ void CheckSequences(const PackedSequences& sequences, std::int64_t tokens) {
                 v.back(), tokens);
 }
 
-const AttentionRun& Choose(const Context& ctx, const AttentionConfig& config, const Tensor& q) {
-  return Select(ctx, "attention", AttentionImpls(), AttentionProblem{q.dtype(), config, q.dim(0)});
+const AttentionRun& Choose(const Context& ctx, const AttentionConfig& config,
+                           const PackedSequences& sequences, const Tensor& q) {
+  return Select(ctx, "attention", AttentionImpls(),
+                AttentionProblem{q.dtype(), config, q.dim(0), sequences.num_sequences(),
+                                 sequences.max_length, sequences.uniform});
 }
 
 }  // namespace
 
 std::span<const AttentionImpl> AttentionImpls() {
-  static const std::array impls = {kAttentionCuda, CpuAttention(), RefAttention()};
+  static const std::array impls = {kAttentionCudnn, kAttentionCuda, kAttentionCudnnAtomics,
+                                   CpuAttention(), RefAttention()};
   return impls;
 }
 
@@ -73,7 +77,7 @@ void AttentionForward(const Context& ctx, const AttentionConfig& config,
   CheckRows("o", o.tensor, q.dtype(), tokens, q_width);
   if (lse) CheckLse(lse, q.dtype(), config.num_heads, tokens);
   CheckSequences(sequences, tokens);
-  Choose(ctx, config, q).forward(ctx, config, sequences, q, k, v, lse, o);
+  Choose(ctx, config, sequences, q).forward(ctx, config, sequences, q, k, v, lse, o);
 }
 
 void AttentionBackward(const Context& ctx, const AttentionConfig& config,
@@ -95,7 +99,7 @@ void AttentionBackward(const Context& ctx, const AttentionConfig& config,
   CheckRows("dv", dv.tensor, q.dtype(), tokens, kv_width);
   CheckLse(lse, q.dtype(), config.num_heads, tokens);
   CheckSequences(sequences, tokens);
-  Choose(ctx, config, q).backward(ctx, config, sequences, d_o, q, k, v, o, lse, dq, dk, dv);
+  Choose(ctx, config, sequences, q).backward(ctx, config, sequences, d_o, q, k, v, o, lse, dq, dk, dv);
 }
 
 }  // namespace cistron::ops

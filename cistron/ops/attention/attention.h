@@ -50,6 +50,9 @@ struct AttentionProblem {
   DType dtype;
   AttentionConfig config;
   std::int64_t tokens;
+  // Of the sequences (packed_sequences.h); max_length 0: as long as there are tokens.
+  std::int64_t num_sequences = 1, max_length = 0;
+  bool uniform = false;
 };
 struct AttentionRun {
   void (*forward)(const Context&, const AttentionConfig&, const PackedSequences&, const Tensor& q,

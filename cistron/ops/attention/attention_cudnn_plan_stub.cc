@@ -1,0 +1,18 @@
+// A build with CUDA and without cudnn-frontend.
+#include "cistron/base/error.h"
+#include "cistron/ops/attention/attention_cudnn_plan.h"
+
+namespace cistron::ops::internal {
+
+const std::string& CudnnMissing() {
+  static const std::string why =
+      "this build has no cuDNN: run scripts/setup_cuda.sh, which takes the headers of "
+      "cudnn-frontend, then configure and build again";
+  return why;
+}
+
+CudnnPlan& FindCudnnPlan(const CudnnPlanKey&) {
+  CISTRON_THROW(kUnsupported, "attention: {}", CudnnMissing());
+}
+
+}  // namespace cistron::ops::internal

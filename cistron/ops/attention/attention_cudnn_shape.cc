@@ -1,0 +1,45 @@
+#include "cistron/ops/attention/attention_cudnn_shape.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace cistron::ops::internal {
+namespace {
+
+constexpr std::int64_t kRowsOfTile = 128;  // the largest tile of cuDNN's kernels
+
+std::int64_t RoundUp(std::int64_t x, std::int64_t to) {
+  return (x + to - 1) / to * to;
+}
+
+}  // namespace
+
+CudnnShape CudnnShapeOf(const AttentionProblem& problem) {
+  const std::int64_t bound = std::max<std::int64_t>(
+      1, problem.max_length > 0 ? std::min(problem.max_length, problem.tokens) : problem.tokens);
+  if (problem.uniform && bound % kRowsOfTile == 0) {
+    return {false, std::max<std::int64_t>(1, problem.num_sequences), bound};
+  }
+  // At most four lengths between two powers of two: less than a quarter is waste.
+  const auto below = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(bound)));
+  const auto batch = static_cast<std::uint64_t>(std::max<std::int64_t>(1, problem.num_sequences));
+  return {true, static_cast<std::int64_t>(std::bit_ceil(batch)),
+          RoundUp(bound, std::max(kRowsOfTile, below / 4))};
+}
+
+std::int64_t CudnnScoreBytes(const CudnnShape& shape, std::int64_t heads) {
+  const std::int64_t length = RoundUp(shape.length, kRowsOfTile);
+  return shape.batch * heads * length * length * 2;
+}
+
+std::int64_t CudnnHeadsAtOnce(const AttentionConfig& config, const CudnnShape& shape) {
+  const std::int64_t group = config.num_heads / config.num_kv_heads;
+  std::int64_t heads = config.num_kv_heads;
+  while (heads > 1 && (config.num_kv_heads % heads != 0 ||
+                       CudnnScoreBytes(shape, heads * group) > kCudnnScoreBytes)) {
+    --heads;
+  }
+  return heads;
+}
+
+}  // namespace cistron::ops::internal

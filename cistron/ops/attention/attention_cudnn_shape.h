@@ -1,0 +1,32 @@
+// The shapes for which attention plans cuDNN's kernels; private to this folder. Pure functions.
+#pragma once
+
+#include <cstdint>
+
+#include "cistron/ops/attention/attention.h"
+
+namespace cistron::ops::internal {
+
+// A plan of cuDNN is made for fixed sizes and costs a compilation. Packed sequences differ from
+// micro-batch to micro-batch, so their sizes are rounded up: sequences that are not there have
+// length 0.
+struct CudnnShape {
+  bool ragged;          // sequences at offsets in device memory; else all have `length` tokens
+  std::int64_t batch;   // sequences
+  std::int64_t length;  // of the longest
+};
+CudnnShape CudnnShapeOf(const AttentionProblem& problem);
+
+// Bytes of the gradients of scores, [batch, heads, length, length] in bf16, which deterministic
+// backward keeps: it makes dq from them in a product of its own, in place of atomic additions.
+std::int64_t CudnnScoreBytes(const CudnnShape& shape, std::int64_t heads);
+
+// Key/value heads (with their query heads) that a deterministic backward takes in one launch, so
+// that the gradients of scores stay below kCudnnScoreBytes where they can; divides num_kv_heads.
+std::int64_t CudnnHeadsAtOnce(const AttentionConfig& config, const CudnnShape& shape);
+
+inline constexpr std::int64_t kCudnnScoreBytes = std::int64_t{1} << 30;
+// One key/value head may not need more than this: another implementation runs then.
+inline constexpr std::int64_t kCudnnScoreLimit = std::int64_t{4} << 30;
+
+}  // namespace cistron::ops::internal
