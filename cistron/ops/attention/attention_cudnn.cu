@@ -84,9 +84,14 @@ __global__ void store_rows_kernel(const bf16* from, std::int64_t rows, std::int6
   }
 }
 
-// Rows of a matrix as cuDNN takes them: every head begins on 16 bytes.
-Tensor Aligned(const Context& ctx, const Tensor& t) {
-  if (TakesPacks(t)) return t;
+// Whether cuDNN takes a matrix as it is: every head begins on 16 bytes. Ragged backward takes only
+// rows one after another: with atomic additions cuDNN 9.19 confuses the offsets of q and dq (of k
+// and dk) where their strides differ.
+bool Fits(const Tensor& t, bool dense_rows) {
+  return TakesPacks(t) && (!dense_rows || t.IsContiguous());
+}
+Tensor Fitting(const Context& ctx, const Tensor& t, bool dense_rows) {
+  if (Fits(t, dense_rows)) return t;
   const Tensor copy = ctx.Empty(t.shape(), t.dtype());
   const auto row = static_cast<std::size_t>(t.dim(1)) * sizeof(bf16);
   cuda::Check(cudaMemcpy2DAsync(copy.raw(), row, t.raw(),
@@ -100,11 +105,11 @@ Tensor Aligned(const Context& ctx, const Tensor& t) {
 // Where cuDNN writes a result: the output itself, or a temporary that Store moves or adds to it.
 class Result {
  public:
-  Result(const Context& ctx, const Output& out, bool whole)
+  Result(const Context& ctx, const Output& out, const CudnnShape& shape, bool dense_rows)
       : out_(out),
-        direct_(!Accumulates(out) && TakesPacks(out.tensor)),
+        direct_(!Accumulates(out) && Fits(out.tensor, dense_rows)),
         tensor_(direct_ ? out.tensor : ctx.Empty(out.tensor.shape(), DType::kBF16)),
-        whole_(whole) {}
+        whole_(!shape.ragged) {}
 
   const Tensor& tensor() const { return tensor_; }
   void Store(const Context& ctx, const SequenceRows& sequences) const {
@@ -127,25 +132,16 @@ class Result {
 // One call: the plan's sizes and what its launches share.
 class Call {
  public:
-  Call(const Context& ctx, const AttentionConfig& config, const PackedSequences& sequences,
-       std::int64_t tokens)
+  Call(const Context& ctx, const PackedSequences& sequences, const AttentionProblem& problem,
+       bool backward, bool deterministic)
       : ctx_(ctx),
-        config_(config),
-        rows_{sequences.cu_seqlens.data<std::int64_t>(), sequences.num_sequences(), tokens},
-        shape_(CudnnShapeOf({DType::kBF16, config, tokens, sequences.num_sequences(),
-                             sequences.max_length, sequences.uniform})) {
-    key_.ragged = shape_.ragged;
-    key_.batch = shape_.batch;
-    key_.length = shape_.length;
-    key_.tokens = tokens;
-    key_.head_dim = config.head_dim;
-    // A window that no sequence fills masks nothing.
-    key_.window = config.window < shape_.length ? config.window : 0;
-  }
+        config_(problem.config),
+        rows_{sequences.cu_seqlens.data<std::int64_t>(), sequences.num_sequences(), problem.tokens},
+        shape_(CudnnShapeOf(problem)),
+        key_(CudnnKeyOf(problem, backward, deterministic)) {}
 
   const SequenceRows& rows() const { return rows_; }
   const CudnnShape& shape() const { return shape_; }
-  bool whole() const { return !shape_.ragged; }
 
   void Set(CudnnOperand operand, const Tensor& t) {
     const auto i = static_cast<std::size_t>(operand);
@@ -154,35 +150,29 @@ class Call {
     key_.row_strides[i] = t.dim(0) > 1 ? t.stride(0) : t.dim(1);
   }
 
-  // Runs the plan for `at_once` key/value heads after another; `stats` as LseLayout has it.
-  void Run(bool backward, bool deterministic, std::int64_t at_once, float* stats) {
+  // Runs the plan, once for as many heads as it takes; `stats` as LseLayout has it.
+  void Run(float* stats) {
     const std::int64_t group = config_.num_heads / config_.num_kv_heads;
-    key_.backward = backward;
-    key_.deterministic = deterministic;
-    key_.heads = at_once * group;
-    key_.kv_heads = at_once;
     MakeSequences();
     CudnnPlan& plan = FindCudnnPlan(key_);
     const Tensor workspace =
         ctx_.Empty({std::max<std::int64_t>(1, plan.workspace_bytes())}, DType::kU8);
-    for (std::int64_t head = 0; head < config_.num_kv_heads; head += at_once) {
+    for (std::int64_t head = 0; head < config_.num_kv_heads; head += key_.kv_heads) {
       CudnnArguments own = arguments_;
       for (int i = 0; i < kCudnnOperands; ++i) {
         const auto operand = static_cast<CudnnOperand>(i);
         void*& data = own.matrices[static_cast<std::size_t>(i)];
         if (data == nullptr) continue;
-        const bool kv = operand == CudnnOperand::kK || operand == CudnnOperand::kV ||
-                        operand == CudnnOperand::kDK || operand == CudnnOperand::kDV;
-        data = static_cast<bf16*>(data) + head * (kv ? 1 : group) * config_.head_dim;
+        data = static_cast<bf16*>(data) +
+               head * (CudnnOfKeys(operand) ? 1 : group) * config_.head_dim;
       }
       own.stats = stats + head * group * shape_.batch * shape_.length;
       plan.Run(ctx_.stream().handle, own, workspace.raw());
     }
   }
 
-  LseLayout Lse(std::int64_t at_once) const {
-    return {rows_, shape_.batch, config_.num_heads,
-            at_once * (config_.num_heads / config_.num_kv_heads), shape_.length};
+  LseLayout Lse() const {
+    return {rows_, shape_.batch, config_.num_heads, key_.heads, shape_.length};
   }
   // Whether cuDNN's log-sum-exp lies as ours does.
   bool SameLse() const { return !shape_.ragged && shape_.batch == 1; }
@@ -207,13 +197,19 @@ class Call {
   }
 
   const Context& ctx_;
-  const AttentionConfig& config_;
+  AttentionConfig config_;
   SequenceRows rows_;
   CudnnShape shape_;
   CudnnPlanKey key_;
   CudnnArguments arguments_;
   Tensor lengths_, offsets_;
 };
+
+AttentionProblem ProblemOf(const AttentionConfig& config, const PackedSequences& sequences,
+                           const Tensor& q) {
+  return {q.dtype(), config, q.dim(0), sequences.num_sequences(), sequences.max_length,
+          sequences.uniform};
+}
 
 unsigned LseBlocks(const CudnnShape& shape, std::int64_t heads) {
   return BlocksFor(shape.batch * shape.length * heads);
@@ -223,25 +219,27 @@ void Forward(const Context& ctx, const AttentionConfig& config, const PackedSequ
              const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
              const Output& o) {
   if (q.dim(0) == 0) return;
-  Call call(ctx, config, sequences, q.dim(0));
-  const Tensor own_q = Aligned(ctx, q), own_k = Aligned(ctx, k), own_v = Aligned(ctx, v);
-  const Result result(ctx, o, call.whole());
+  Call call(ctx, sequences, ProblemOf(config, sequences, q), /*backward=*/false,
+            /*deterministic=*/true);
+  const CudnnShape& shape = call.shape();
+  const Tensor own_q = Fitting(ctx, q, false), own_k = Fitting(ctx, k, false);
+  const Tensor own_v = Fitting(ctx, v, false);
+  const Result result(ctx, o, shape, false);
   call.Set(CudnnOperand::kQ, own_q);
   call.Set(CudnnOperand::kK, own_k);
   call.Set(CudnnOperand::kV, own_v);
   call.Set(CudnnOperand::kO, result.tensor());
-  const CudnnShape& shape = call.shape();
   const bool direct = lse && call.SameLse();
   const Tensor stats = direct ? lse
                               : ctx.Empty({shape.batch * config.num_heads * shape.length},
                                           DType::kF32);
-  call.Run(/*backward=*/false, /*deterministic=*/true, config.num_kv_heads, stats.data<float>());
+  call.Run(stats.data<float>());
   result.Store(ctx, call.rows());
   if (lse && !direct) {
     lse_from_cudnn_kernel<<<LseBlocks(shape, config.num_heads), kThreads, 0, StreamOf(ctx)>>>(
-        call.Lse(config.num_kv_heads), stats.data<float>(), lse.data<float>());
+        call.Lse(), stats.data<float>(), lse.data<float>());
     CheckLaunch("attention");
-    if (!call.whole()) {
+    if (shape.ragged) {
       clear_lse_kernel<<<64, kThreads, 0, StreamOf(ctx)>>>(call.rows(), config.num_heads,
                                                            lse.data<float>());
       CheckLaunch("attention");
@@ -254,14 +252,14 @@ void Backward(const Context& ctx, const AttentionConfig& config, const PackedSeq
               const Tensor& d_o, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
               const Tensor& lse, const Output& dq, const Output& dk, const Output& dv) {
   if (q.dim(0) == 0) return;
-  Call call(ctx, config, sequences, q.dim(0));
+  Call call(ctx, sequences, ProblemOf(config, sequences, q), /*backward=*/true, kDeterministic);
   const CudnnShape& shape = call.shape();
-  const std::int64_t at_once =
-      kDeterministic ? CudnnHeadsAtOnce(config, shape) : config.num_kv_heads;
-  const Tensor own_q = Aligned(ctx, q), own_k = Aligned(ctx, k), own_v = Aligned(ctx, v);
-  const Tensor own_o = Aligned(ctx, o), own_do = Aligned(ctx, d_o);
-  const Result result_q(ctx, dq, call.whole()), result_k(ctx, dk, call.whole()),
-      result_v(ctx, dv, call.whole());
+  const bool dense_rows = shape.ragged;
+  const auto fitting = [&](const Tensor& t) { return Fitting(ctx, t, dense_rows); };
+  const Tensor own_q = fitting(q), own_k = fitting(k), own_v = fitting(v);
+  const Tensor own_o = fitting(o), own_do = fitting(d_o);
+  const Result result_q(ctx, dq, shape, dense_rows), result_k(ctx, dk, shape, dense_rows);
+  const Result result_v(ctx, dv, shape, dense_rows);
   call.Set(CudnnOperand::kQ, own_q);
   call.Set(CudnnOperand::kK, own_k);
   call.Set(CudnnOperand::kV, own_v);
@@ -274,23 +272,28 @@ void Backward(const Context& ctx, const AttentionConfig& config, const PackedSeq
   if (!call.SameLse()) {
     stats = ctx.Empty({shape.batch * config.num_heads * shape.length}, DType::kF32);
     lse_to_cudnn_kernel<<<LseBlocks(shape, config.num_heads), kThreads, 0, StreamOf(ctx)>>>(
-        call.Lse(at_once), lse.data<float>(), stats.data<float>());
+        call.Lse(), lse.data<float>(), stats.data<float>());
     CheckLaunch("attention");
   }
-  call.Run(/*backward=*/true, kDeterministic, at_once, stats.data<float>());
+  call.Run(stats.data<float>());
   for (const Result* result : {&result_q, &result_k, &result_v}) result->Store(ctx, call.rows());
 }
 
 template <bool kDeterministic>
 Support Supports(const AttentionProblem& p) {
   const Support support = AttentionCudnnSupports<kDeterministic>(p);
-  if (support && cuda::ComputeCapability() != 0 && !CudnnMissing().empty()) {
-    return Support::No(CudnnMissing());
-  }
-  return support;
+  const int capability = cuda::ComputeCapability();
+  if (!support || capability == 0) return support;
+  if (!CudnnMissing().empty()) return Support::No(CudnnMissing());
+  // What cuDNN takes there has been seen. Elsewhere it is asked, once for each problem.
+  constexpr int kHopper = 90;
+  if (capability == kHopper) return support;
+  const std::string refusal = CudnnRefusal(p, kDeterministic);
+  return refusal.empty() ? support : Support::No(refusal);
 }
 
 }  // namespace
+
 }  // namespace internal
 
 extern constinit const AttentionImpl kAttentionCudnn = {

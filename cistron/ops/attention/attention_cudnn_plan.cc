@@ -156,7 +156,7 @@ class FrontendPlan final : public CudnnPlan {
     if (status.is_bad()) {
       CISTRON_THROW(kUnsupported,
                     "attention: cuDNN {} has no {} of bf16 for {} sequences of {} tokens, {}/{} "
-                    "heads of {}: {}\nask for another implementation by "
+                    "heads of {}: {}\nask for another implementation: "
                     "CISTRON_IMPL=attention=cuda",
                     VersionName(fe::detail::get_backend_version()),
                     key.backward ? "backward" : "forward", key.batch, key.length, key.heads,
@@ -201,7 +201,11 @@ class FrontendPlan final : public CudnnPlan {
 struct DeviceState {
   std::mutex run;
   cudnnHandle_t handle = nullptr;
-  std::map<CudnnPlanKey, std::unique_ptr<CudnnPlan>> plans;
+  struct Entry {
+    std::unique_ptr<CudnnPlan> plan;
+    std::string refusal;  // why there is no plan
+  };
+  std::map<CudnnPlanKey, Entry> plans;
 };
 
 std::string Load() {
@@ -254,9 +258,16 @@ CudnnPlan& FindCudnnPlan(const CudnnPlanKey& key) {
                     fe::detail::get_error_string(status));
     }
   }
-  std::unique_ptr<CudnnPlan>& plan = state.plans[key];
-  if (!plan) plan = std::make_unique<FrontendPlan>(key, state.handle, state.run);
-  return *plan;
+  DeviceState::Entry& entry = state.plans[key];
+  if (!entry.plan && entry.refusal.empty()) {
+    try {
+      entry.plan = std::make_unique<FrontendPlan>(key, state.handle, state.run);
+    } catch (const Error& e) {
+      entry.refusal = e.message();
+    }
+  }
+  if (!entry.plan) CISTRON_THROW(kUnsupported, "{}", entry.refusal);
+  return *entry.plan;
 }
 
 }  // namespace cistron::ops::internal

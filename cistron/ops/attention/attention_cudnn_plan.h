@@ -19,7 +19,7 @@ inline constexpr int kCudnnOperands = static_cast<int>(CudnnOperand::kCount);
 struct CudnnPlanKey {
   bool backward = false, ragged = false, deterministic = true;
   std::int64_t batch = 0, length = 0;
-  std::int64_t tokens = 0;  // rows of the matrices
+  std::int64_t tokens = 0;  // of a ragged backward: no matrix has more rows
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0, window = 0;
   std::array<std::int64_t, kCudnnOperands> row_strides{};
 

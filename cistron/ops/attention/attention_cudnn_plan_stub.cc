@@ -1,4 +1,4 @@
-// A build with CUDA and without cudnn-frontend.
+// A build without CUDA or without cudnn-frontend.
 #include "cistron/base/error.h"
 #include "cistron/ops/attention/attention_cudnn_plan.h"
 

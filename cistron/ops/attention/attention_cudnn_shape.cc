@@ -1,3 +1,4 @@
+// Sizes of plans of cuDNN, and the plan of a problem.
 #include "cistron/ops/attention/attention_cudnn_shape.h"
 
 #include <algorithm>
@@ -40,6 +41,49 @@ std::int64_t CudnnHeadsAtOnce(const AttentionConfig& config, const CudnnShape& s
     --heads;
   }
   return heads;
+}
+
+bool CudnnOfKeys(CudnnOperand operand) {
+  return operand == CudnnOperand::kK || operand == CudnnOperand::kV ||
+         operand == CudnnOperand::kDK || operand == CudnnOperand::kDV;
+}
+
+CudnnPlanKey CudnnKeyOf(const AttentionProblem& problem, bool backward, bool deterministic) {
+  const AttentionConfig& config = problem.config;
+  const CudnnShape shape = CudnnShapeOf(problem);
+  CudnnPlanKey key;
+  key.backward = backward;
+  key.deterministic = deterministic || !backward;  // forward always is
+  key.ragged = shape.ragged;
+  key.batch = shape.batch;
+  key.length = shape.length;
+  // Bounds buffers of ragged backward only.
+  constexpr std::int64_t kTokensStep = 1024;
+  if (backward && shape.ragged) key.tokens = RoundUp(problem.tokens, kTokensStep);
+  key.kv_heads =
+      backward && deterministic ? CudnnHeadsAtOnce(config, shape) : config.num_kv_heads;
+  key.heads = key.kv_heads * (config.num_heads / config.num_kv_heads);
+  key.head_dim = config.head_dim;
+  // A window that no sequence fills masks nothing.
+  key.window = config.window < shape.length ? config.window : 0;
+  for (int i = 0; i < kCudnnOperands; ++i) {
+    const auto operand = static_cast<CudnnOperand>(i);
+    if (!backward && operand > CudnnOperand::kO) break;
+    key.row_strides[static_cast<std::size_t>(i)] =
+        (CudnnOfKeys(operand) ? config.num_kv_heads : config.num_heads) * config.head_dim;
+  }
+  return key;
+}
+
+std::string CudnnRefusal(const AttentionProblem& problem, bool deterministic) {
+  try {
+    for (const bool backward : {false, true}) {
+      FindCudnnPlan(CudnnKeyOf(problem, backward, deterministic));
+    }
+  } catch (const Error& e) {
+    return e.message();
+  }
+  return {};
 }
 
 }  // namespace cistron::ops::internal

@@ -1,9 +1,10 @@
-// The shapes for which attention plans cuDNN's kernels; private to this folder. Pure functions.
+// The sizes for which attention plans cuDNN's kernels; private to this folder.
 #pragma once
 
 #include <cstdint>
 
 #include "cistron/ops/attention/attention.h"
+#include "cistron/ops/attention/attention_cudnn_plan.h"
 
 namespace cistron::ops::internal {
 
@@ -24,6 +25,16 @@ std::int64_t CudnnScoreBytes(const CudnnShape& shape, std::int64_t heads);
 // Key/value heads (with their query heads) that a deterministic backward takes in one launch, so
 // that the gradients of scores stay below kCudnnScoreBytes where they can; divides num_kv_heads.
 std::int64_t CudnnHeadsAtOnce(const AttentionConfig& config, const CudnnShape& shape);
+
+// The plan of a problem whose matrices have their rows one after another; of a backward that takes
+// some heads at once, for those.
+CudnnPlanKey CudnnKeyOf(const AttentionProblem& problem, bool backward, bool deterministic);
+
+// Whether an operand has the heads of keys, not of queries.
+bool CudnnOfKeys(CudnnOperand operand);
+
+// Why cuDNN has no forward or no backward of a problem; empty when it has. Makes the plans.
+std::string CudnnRefusal(const AttentionProblem& problem, bool deterministic);
 
 inline constexpr std::int64_t kCudnnScoreBytes = std::int64_t{1} << 30;
 // One key/value head may not need more than this: another implementation runs then.

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -66,6 +67,21 @@ TEST(AttentionCudnnShape, HeadsAtOnceKeepScoresSmall) {
   EXPECT_LE(CudnnScoreBytes({false, 1, 8192}, 8), internal::kCudnnScoreBytes);
   // Five of six heads would fit.
   EXPECT_EQ(CudnnHeadsAtOnce({6, 6, 64, 0}, {false, 1, 10240}), 3);
+}
+
+TEST(AttentionCudnnShape, KeysOfPlans) {
+  const AttentionProblem problem{DType::kBF16, {32, 8, 128, 9000}, 8192, 1, 8192, true};
+  const internal::CudnnPlanKey forward = internal::CudnnKeyOf(problem, false, false);
+  EXPECT_EQ(forward.kv_heads, 8);
+  EXPECT_EQ(forward.heads, 32);
+  EXPECT_EQ(forward.window, 0) << "no query is that far from a key";
+  EXPECT_EQ(forward.row_strides, (std::array<std::int64_t, 8>{4096, 1024, 1024, 4096, 0, 0, 0, 0}));
+  EXPECT_EQ(forward, internal::CudnnKeyOf(problem, false, true));
+  const internal::CudnnPlanKey backward = internal::CudnnKeyOf(problem, true, true);
+  EXPECT_EQ(backward.kv_heads, 2);
+  EXPECT_EQ(backward.heads, 8);
+  EXPECT_EQ(backward.row_strides[4], 4096) << "of whole rows";
+  EXPECT_EQ(internal::CudnnKeyOf(problem, true, false).heads, 32);
 }
 
 // --- on a GPU
@@ -407,6 +423,21 @@ TEST_F(AttentionCudnn, BackwardAgreesWithF32) {
     EXPECT_TRUE(Agrees(
         CompareOutput("dv accumulated", used(dv.ToHost()), t.dv, t.sum_pdo, error, used(before))));
   });
+}
+
+TEST_F(AttentionCudnn, SaysWhyThereIsNoPlan) {
+  cuda::RequireDevice(0);
+  for (const bool deterministic : {false, true}) {
+    EXPECT_EQ(internal::CudnnRefusal({DType::kBF16, {4, 2, 64, 0}, 512, 2, 256, true},
+                                     deterministic),
+              "");
+    // Asked twice: the answer is kept.
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_THAT(internal::CudnnRefusal({DType::kBF16, {4, 2, 12, 0}, 512, 2, 256, true},
+                                         deterministic),
+                  ::testing::HasSubstr("attention: cuDNN"));
+    }
+  }
 }
 
 // TRAPS atomics: by default the same bits again and again.
