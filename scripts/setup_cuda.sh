@@ -5,6 +5,9 @@
 # libraries come from NVIDIA's Python wheels, in the versions below, into build/cuda-toolkit (0.9 GB); that needs python3
 # with venv and pip, and no rights. No GPU is needed to build.
 #
+# Headers of cudnn-frontend, which no toolkit has, come from their wheel into build/cudnn (12 MB to fetch), and those of
+# cuDNN with its libraries where the toolkit lacks them (370 MB). Without them the backend is built without cuDNN.
+#
 #   toolkit=$(scripts/setup_cuda.sh) && cmake --preset cuda -DCMAKE_CUDA_COMPILER="$toolkit/bin/nvcc"
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,11 +15,28 @@ cd "$(dirname "$0")/.."
 wanted=13.0
 wheels=(nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96
         nvidia-cuda-cccl==13.0.85 nvidia-cublas==13.0.2.14)
+cudnn_frontend=nvidia-cudnn-frontend==1.32.0
+cudnn=nvidia-cudnn-cu13==9.19.0.56
+
+# take_cudnn TOOLKIT: what CMake looks for in build/cudnn (cmake/CistronCuda.cmake).
+take_cudnn() {
+  local wanted_wheels=()
+  [[ -e build/cudnn/include/cudnn_frontend.h ]] || wanted_wheels+=("$cudnn_frontend")
+  [[ -e "$1/include/cudnn.h" || -e build/cudnn/nvidia/cudnn/include/cudnn.h ]] || wanted_wheels+=("$cudnn")
+  (( ${#wanted_wheels[@]} )) || return 0
+  echo "setup_cuda: taking ${wanted_wheels[*]} from Python wheels into build/cudnn" >&2
+  # Timeouts are short, because a machine without a network builds too.
+  python3 -m venv build/cudnn-venv >&2 &&
+    build/cudnn-venv/bin/pip install --quiet --disable-pip-version-check --no-deps --timeout 10 --retries 1 \
+      --target build/cudnn --upgrade "${wanted_wheels[@]}" >&2 ||
+    echo "setup_cuda: that failed; the backend is built without cuDNN, and attention runs its other kernels" >&2
+}
 
 has_nvcc() { [[ -x "$1/bin/nvcc" ]] && "$1/bin/nvcc" --version | grep -q "release $wanted"; }
 
 for candidate in "${CUDA_HOME:-}" "$(dirname "$(dirname "$(command -v nvcc || echo /none/none)")")" /usr/local/cuda; do
   if [[ -n "$candidate" ]] && has_nvcc "$candidate"; then
+    take_cudnn "$candidate"
     echo "$candidate"
     exit 0
   fi
@@ -39,4 +59,5 @@ if ! has_nvcc "$root"; then
   echo "setup_cuda: $root/bin/nvcc does not run; remove $venv and try again" >&2
   exit 1
 fi
+take_cudnn "$root"
 echo "$root"

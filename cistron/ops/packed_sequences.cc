@@ -30,9 +30,9 @@ PackedSequences PackedFromLengths(std::span<const std::int64_t> lengths, std::in
     ++cu;
     packed.max_length = std::max(packed.max_length, n);
   }
-  packed.uniform =
-      packed.max_length > 0 &&
-      packed.max_length * static_cast<std::int64_t>(lengths.size()) == tokens && sum == tokens;
+  packed.uniform = packed.max_length > 0 &&
+                   packed.max_length * static_cast<std::int64_t>(lengths.size()) == tokens &&
+                   sum == tokens;
   return packed;
 }
 

@@ -99,7 +99,8 @@ void AttentionBackward(const Context& ctx, const AttentionConfig& config,
   CheckRows("dv", dv.tensor, q.dtype(), tokens, kv_width);
   CheckLse(lse, q.dtype(), config.num_heads, tokens);
   CheckSequences(sequences, tokens);
-  Choose(ctx, config, sequences, q).backward(ctx, config, sequences, d_o, q, k, v, o, lse, dq, dk, dv);
+  Choose(ctx, config, sequences, q)
+      .backward(ctx, config, sequences, d_o, q, k, v, o, lse, dq, dk, dv);
 }
 
 }  // namespace cistron::ops

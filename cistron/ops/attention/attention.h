@@ -11,10 +11,13 @@
 // Padding: rows of o, dq, dk, dv beyond the last sequence are written as zeros; q, k, v there are
 //         not read.
 // Aliasing: outputs overlap no input and no other output.
+// Implementations: cudnn (bf16; deterministic), cuda, and cudnn_atomics, whose backward adds to dq
+//         in any order: its bits differ from run to run, and it runs where it is asked for by name.
 // Order: sums run over fixed blocks in a fixed order: results depend on the implementation and the
 //         instruction set, not on the number of threads. dk and dv of a key/value head sum the
 //         query heads of its group in order.
 // One key: a query that sees one key adds exact zeros to dq and dk (o being what forward stored).
+//         cuDNN subtracts the two equal sums in different orders: what is left is their rounding.
 // NaN:    a NaN or Inf reaches every result that depends on it, and may reach others of the same
 //         sequence whose pair with it is masked (a tile multiplies masked pairs by 0).
 // Errors: kInvalidArgument for shapes and dtypes that do not fit, heads that do not divide, a

@@ -94,10 +94,9 @@ Tensor Fitting(const Context& ctx, const Tensor& t, bool dense_rows) {
   if (Fits(t, dense_rows)) return t;
   const Tensor copy = ctx.Empty(t.shape(), t.dtype());
   const auto row = static_cast<std::size_t>(t.dim(1)) * sizeof(bf16);
-  cuda::Check(cudaMemcpy2DAsync(copy.raw(), row, t.raw(),
-                                static_cast<std::size_t>(t.stride(0)) * sizeof(bf16), row,
-                                static_cast<std::size_t>(t.dim(0)), cudaMemcpyDefault,
-                                StreamOf(ctx)),
+  cuda::Check(cudaMemcpy2DAsync(
+                  copy.raw(), row, t.raw(), static_cast<std::size_t>(t.stride(0)) * sizeof(bf16),
+                  row, static_cast<std::size_t>(t.dim(0)), cudaMemcpyDefault, StreamOf(ctx)),
               "attention: copy of rows");
   return copy;
 }
@@ -163,8 +162,8 @@ class Call {
         const auto operand = static_cast<CudnnOperand>(i);
         void*& data = own.matrices[static_cast<std::size_t>(i)];
         if (data == nullptr) continue;
-        data = static_cast<bf16*>(data) +
-               head * (CudnnOfKeys(operand) ? 1 : group) * config_.head_dim;
+        data =
+            static_cast<bf16*>(data) + head * (CudnnOfKeys(operand) ? 1 : group) * config_.head_dim;
       }
       own.stats = stats + head * group * shape_.batch * shape_.length;
       plan.Run(ctx_.stream().handle, own, workspace.raw());
@@ -207,7 +206,7 @@ class Call {
 
 AttentionProblem ProblemOf(const AttentionConfig& config, const PackedSequences& sequences,
                            const Tensor& q) {
-  return {q.dtype(), config, q.dim(0), sequences.num_sequences(), sequences.max_length,
+  return {q.dtype(),        config, q.dim(0), sequences.num_sequences(), sequences.max_length,
           sequences.uniform};
 }
 
@@ -230,9 +229,8 @@ void Forward(const Context& ctx, const AttentionConfig& config, const PackedSequ
   call.Set(CudnnOperand::kV, own_v);
   call.Set(CudnnOperand::kO, result.tensor());
   const bool direct = lse && call.SameLse();
-  const Tensor stats = direct ? lse
-                              : ctx.Empty({shape.batch * config.num_heads * shape.length},
-                                          DType::kF32);
+  const Tensor stats =
+      direct ? lse : ctx.Empty({shape.batch * config.num_heads * shape.length}, DType::kF32);
   call.Run(stats.data<float>());
   result.Store(ctx, call.rows());
   if (lse && !direct) {

@@ -1,7 +1,7 @@
 // Attention as graphs of cuDNN, through cudnn-frontend. Its headers take long to compile and are
 // included nowhere else. libcudnn is loaded at run time, so that the program starts without it.
 //
-// Source: cudnn-frontend 1.32, docs/operations/Attention.md, and its node
+// Source: cudnn-frontend 1.32, its nodes diagonal_band_mask.h and
 // scaled_dot_product_flash_attention.h: a left bound of L leaves the last L keys, the query's own
 // among them, as AttentionConfig::window does.
 #include "cistron/ops/attention/attention_cudnn_plan.h"
@@ -176,8 +176,7 @@ class FrontendPlan final : public CudnnPlan {
     }
     if (key_.ragged) pointers[kLengths] = arguments.lengths;
     std::lock_guard lock(mutex_);  // a handle belongs to one thread at a time
-    const cudnnStatus_t bound =
-        fe::detail::set_stream(handle_, static_cast<cudaStream_t>(stream));
+    const cudnnStatus_t bound = fe::detail::set_stream(handle_, static_cast<cudaStream_t>(stream));
     if (bound != CUDNN_STATUS_SUCCESS) {
       CISTRON_THROW(kInternal, "attention: cuDNN does not take the stream: {}",
                     fe::detail::get_error_string(bound));

@@ -60,8 +60,7 @@ CudnnPlanKey CudnnKeyOf(const AttentionProblem& problem, bool backward, bool det
   // Bounds buffers of ragged backward only.
   constexpr std::int64_t kTokensStep = 1024;
   if (backward && shape.ragged) key.tokens = RoundUp(problem.tokens, kTokensStep);
-  key.kv_heads =
-      backward && deterministic ? CudnnHeadsAtOnce(config, shape) : config.num_kv_heads;
+  key.kv_heads = backward && deterministic ? CudnnHeadsAtOnce(config, shape) : config.num_kv_heads;
   key.heads = key.kv_heads * (config.num_heads / config.num_kv_heads);
   key.head_dim = config.head_dim;
   // A window that no sequence fills masks nothing.

@@ -23,7 +23,8 @@ CudnnShape CudnnShapeOf(const AttentionProblem& problem);
 std::int64_t CudnnScoreBytes(const CudnnShape& shape, std::int64_t heads);
 
 // Key/value heads (with their query heads) that a deterministic backward takes in one launch, so
-// that the gradients of scores stay below kCudnnScoreBytes where they can; divides num_kv_heads.
+// that the gradients of scores take no more than kCudnnScoreBytes; at least 1, divides
+// num_kv_heads.
 std::int64_t CudnnHeadsAtOnce(const AttentionConfig& config, const CudnnShape& shape);
 
 // The plan of a problem whose matrices have their rows one after another; of a backward that takes
@@ -36,8 +37,8 @@ bool CudnnOfKeys(CudnnOperand operand);
 // Why cuDNN has no forward or no backward of a problem; empty when it has. Makes the plans.
 std::string CudnnRefusal(const AttentionProblem& problem, bool deterministic);
 
-inline constexpr std::int64_t kCudnnScoreBytes = std::int64_t{1} << 30;
-// One key/value head may not need more than this: another implementation runs then.
-inline constexpr std::int64_t kCudnnScoreLimit = std::int64_t{4} << 30;
+// All 32 heads of one sequence of 8192 tokens. On an H200 their backward takes 3.0 ms at once and
+// 3.7 ms in four parts. Where one key/value head needs more, another implementation runs.
+inline constexpr std::int64_t kCudnnScoreBytes = std::int64_t{4} << 30;
 
 }  // namespace cistron::ops::internal

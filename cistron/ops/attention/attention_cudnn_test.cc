@@ -62,15 +62,16 @@ TEST(AttentionCudnnShape, UniformSequencesNeedNoOffsets) {
 TEST(AttentionCudnnShape, HeadsAtOnceKeepScoresSmall) {
   const AttentionConfig config{32, 8, 128, 0};
   EXPECT_EQ(CudnnHeadsAtOnce(config, {false, 1, 1024}), 8);
-  EXPECT_EQ(CudnnHeadsAtOnce(config, {false, 1, 8192}), 2);
+  EXPECT_EQ(CudnnHeadsAtOnce(config, {false, 1, 8192}), 8);
+  EXPECT_EQ(CudnnHeadsAtOnce(config, {false, 4, 8192}), 2);
   EXPECT_EQ(CudnnHeadsAtOnce(config, {false, 64, 8192}), 1);
-  EXPECT_LE(CudnnScoreBytes({false, 1, 8192}, 8), internal::kCudnnScoreBytes);
+  EXPECT_LE(CudnnScoreBytes({false, 4, 8192}, 8), internal::kCudnnScoreBytes);
   // Five of six heads would fit.
-  EXPECT_EQ(CudnnHeadsAtOnce({6, 6, 64, 0}, {false, 1, 10240}), 3);
+  EXPECT_EQ(CudnnHeadsAtOnce({6, 6, 64, 0}, {false, 4, 10240}), 3);
 }
 
 TEST(AttentionCudnnShape, KeysOfPlans) {
-  const AttentionProblem problem{DType::kBF16, {32, 8, 128, 9000}, 8192, 1, 8192, true};
+  const AttentionProblem problem{DType::kBF16, {32, 8, 128, 9000}, 4 * 8192, 4, 8192, true};
   const internal::CudnnPlanKey forward = internal::CudnnKeyOf(problem, false, false);
   EXPECT_EQ(forward.kv_heads, 8);
   EXPECT_EQ(forward.heads, 32);
@@ -84,14 +85,29 @@ TEST(AttentionCudnnShape, KeysOfPlans) {
   EXPECT_EQ(internal::CudnnKeyOf(problem, true, false).heads, 32);
 }
 
+TEST(AttentionCudnnShape, RefusesWhatNeedsTooMuchMemory) {
+  const auto reason = [](const char* name, std::int64_t sequences) {
+    for (const AttentionImpl& impl : AttentionImpls()) {
+      if (impl.name != name) continue;
+      return impl.supports({DType::kBF16, {32, 8, 128, 0}, 32768, sequences, 8192, false}).reason;
+    }
+    return std::string("not in the list");
+  };
+  // As if every one of them could have 8192 tokens: nobody on the host knows better.
+  EXPECT_THAT(reason("cudnn", 9), ::testing::HasSubstr("8192 MiB of score gradients"));
+  EXPECT_THAT(reason("cudnn_atomics", 9), ::testing::Not(::testing::HasSubstr("gradients")));
+}
+
 // --- on a GPU
 
-Device Gpu() { return {DeviceType::kCuda, 0}; }
+Device Gpu() {
+  return {DeviceType::kCuda, 0};
+}
 
 AttentionProblem ProblemOf(const AttentionCase& c, const PackedSequences& sequences,
                            std::int64_t tokens) {
-  return {DType::kBF16, c.config, tokens, sequences.num_sequences(), sequences.max_length,
-          sequences.uniform};
+  return {DType::kBF16,         c.config,         tokens, sequences.num_sequences(),
+          sequences.max_length, sequences.uniform};
 }
 
 Support CudnnSupports(const AttentionProblem& problem) {
@@ -118,11 +134,11 @@ Tensor Abs(const Tensor& host_f32) {
 void CopyInto(const Tensor& dense, const Tensor& whole, std::int64_t column) {
   const std::size_t size = SizeOf(dense.dtype());
   for (std::int64_t i = 0; i < dense.dim(0); ++i) {
-    std::memcpy(static_cast<char*>(whole.raw()) +
-                    static_cast<std::size_t>(i * whole.dim(1) + column) * size,
-                static_cast<const char*>(dense.raw()) +
-                    static_cast<std::size_t>(i * dense.dim(1)) * size,
-                static_cast<std::size_t>(dense.dim(1)) * size);
+    std::memcpy(
+        static_cast<char*>(whole.raw()) +
+            static_cast<std::size_t>(i * whole.dim(1) + column) * size,
+        static_cast<const char*>(dense.raw()) + static_cast<std::size_t>(i * dense.dim(1)) * size,
+        static_cast<std::size_t>(dense.dim(1)) * size);
   }
 }
 Tensor Columns(const Tensor& whole, std::int64_t column, std::int64_t width) {
@@ -156,8 +172,8 @@ double LargestRow(const Tensor& f32, std::int64_t dim) {
 struct Truth {
   AttentionCase c;
   std::int64_t used = 0, tokens = 0, q_width = 0, kv_width = 0;
-  Tensor q, k, v, d_o, o;              // bf16; o as a forward stores it
-  Tensor lse, o32, dq, dk, dv;         // f32 on the host
+  Tensor q, k, v, d_o, o;       // bf16; o as a forward stores it
+  Tensor lse, o32, dq, dk, dv;  // f32 on the host
   Tensor sum_pv, sum_pk, sum_pq, sum_pdo;
   double score_error, grad_limit, lse_error;
   std::int64_t terms = 0;
@@ -222,8 +238,7 @@ Truth MakeTruth(const AttentionCase& c) {
   t.score_error =
       std::expm1(u * (3 * (static_cast<double>(dim) + 3) * scores + 6 * (scores + lse_limit) + 16));
   t.lse_error = t.score_error + 8 * u * (scores + lse_limit + 1);
-  t.grad_limit =
-      LargestRow(do32, dim) * (LargestRow(v32, dim) + LargestRow(f32(t.o), dim)) / root;
+  t.grad_limit = LargestRow(do32, dim) * (LargestRow(v32, dim) + LargestRow(f32(t.o), dim)) / root;
   t.terms = longest * (c.config.num_heads / c.config.num_kv_heads);
   return t;
 }
@@ -358,8 +373,7 @@ TEST_F(AttentionCudnn, ForwardAgreesWithF32) {
       const Tensor lse_there = lse.To(Gpu());
       AttentionForward(ctx, t.c.config, sequences, in.q, in.k, in.v, lse_there, Write(out.q));
       const Tensor o = Columns(out.whole, out.at_q, t.q_width);
-      EXPECT_TRUE(
-          Agrees(CompareOutput("o", o.Slice(0, 0, t.used), t.o32, t.sum_pv, error)));
+      EXPECT_TRUE(Agrees(CompareOutput("o", o.Slice(0, 0, t.used), t.o32, t.sum_pv, error)));
       ExpectZeroPadding(t, o);
       EXPECT_TRUE(testing::IsPoisoned(Columns(out.whole, out.at_k - gap, gap)));
       EXPECT_TRUE(Agrees(check::Compare("lse", Columns(lse_there, 0, t.used), t.lse, t.lse_error)));
@@ -403,11 +417,9 @@ TEST_F(AttentionCudnn, BackwardAgreesWithF32) {
       if (t.c.config.window == 1) {
         // One visible key: dp and do·o are the same sum in another order, so that dq is not exactly
         // zero as attention.h promises of our own kernels, but their difference in f32.
-        const double noise =
-            t.grad_limit * 4 * check::Gamma(t.c.config.head_dim + 8, DType::kF32);
-        EXPECT_TRUE(Agrees(CompareOutput("dq of one key", used(dq),
-                                         Tensor::Zeros(t.dq.shape(), DType::kF32), t.sum_pk,
-                                         noise)));
+        const double noise = t.grad_limit * 4 * check::Gamma(t.c.config.head_dim + 8, DType::kF32);
+        EXPECT_TRUE(Agrees(CompareOutput(
+            "dq of one key", used(dq), Tensor::Zeros(t.dq.shape(), DType::kF32), t.sum_pk, noise)));
       }
     }
     const Layout in = Inputs(t, 8);
@@ -428,14 +440,14 @@ TEST_F(AttentionCudnn, BackwardAgreesWithF32) {
 TEST_F(AttentionCudnn, SaysWhyThereIsNoPlan) {
   cuda::RequireDevice(0);
   for (const bool deterministic : {false, true}) {
-    EXPECT_EQ(internal::CudnnRefusal({DType::kBF16, {4, 2, 64, 0}, 512, 2, 256, true},
-                                     deterministic),
-              "");
+    EXPECT_EQ(
+        internal::CudnnRefusal({DType::kBF16, {4, 2, 64, 0}, 512, 2, 256, true}, deterministic),
+        "");
     // Asked twice: the answer is kept.
     for (int i = 0; i < 2; ++i) {
-      EXPECT_THAT(internal::CudnnRefusal({DType::kBF16, {4, 2, 12, 0}, 512, 2, 256, true},
-                                         deterministic),
-                  ::testing::HasSubstr("attention: cuDNN"));
+      EXPECT_THAT(
+          internal::CudnnRefusal({DType::kBF16, {4, 2, 12, 0}, 512, 2, 256, true}, deterministic),
+          ::testing::HasSubstr("attention: cuDNN"));
     }
   }
 }

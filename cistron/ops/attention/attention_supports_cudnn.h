@@ -21,13 +21,12 @@ Support AttentionCudnnSupports(const AttentionProblem& p) {
   }
   const CudnnShape shape = CudnnShapeOf(p);
   if (kDeterministic) {
-    const std::int64_t bytes =
-        CudnnScoreBytes(shape, p.config.num_heads / p.config.num_kv_heads);
-    if (bytes > kCudnnScoreLimit) {
+    const std::int64_t bytes = CudnnScoreBytes(shape, p.config.num_heads / p.config.num_kv_heads);
+    if (bytes > kCudnnScoreBytes) {
       return Support::No(
           fmt::format("deterministic backward would keep {} MiB of score gradients for one "
                       "key/value head of {} sequences of up to {} tokens, above {} MiB",
-                      bytes >> 20, shape.batch, shape.length, kCudnnScoreLimit >> 20));
+                      bytes >> 20, shape.batch, shape.length, kCudnnScoreBytes >> 20));
     }
   }
   const int capability = cuda::ComputeCapability(), major = capability / 10;
