@@ -1,7 +1,9 @@
 // Argument checks and choice of the implementation of attention.
 #include "cistron/ops/attention/attention.h"
 
+#include <algorithm>
 #include <array>
+#include <initializer_list>
 
 #include "cistron/ops/attention/attention_impls.h"
 
@@ -48,18 +50,28 @@ void CheckSequences(const PackedSequences& sequences, std::int64_t tokens) {
                 v.back(), tokens);
 }
 
+bool Aligned(const Tensor& t) {
+  const std::int64_t bytes = t.stride(0) * static_cast<std::int64_t>(SizeOf(t.dtype()));
+  return reinterpret_cast<std::uintptr_t>(t.raw()) % 16 == 0 && (t.dim(0) <= 1 || bytes % 16 == 0);
+}
+
+// `matrices`: those of the call, of which q is the first.
 const AttentionRun& Choose(const Context& ctx, const AttentionConfig& config,
-                           const PackedSequences& sequences, const Tensor& q) {
+                           const PackedSequences& sequences,
+                           std::initializer_list<const Tensor*> matrices) {
+  const Tensor& q = **matrices.begin();
+  const bool aligned =
+      std::all_of(matrices.begin(), matrices.end(), [](const Tensor* t) { return Aligned(*t); });
   return Select(ctx, "attention", AttentionImpls(),
                 AttentionProblem{q.dtype(), config, q.dim(0), sequences.num_sequences(),
-                                 sequences.max_length, sequences.uniform});
+                                 sequences.max_length, sequences.uniform, aligned});
 }
 
 }  // namespace
 
 std::span<const AttentionImpl> AttentionImpls() {
-  static const std::array impls = {kAttentionCudnn, kAttentionCuda, kAttentionCudnnAtomics,
-                                   CpuAttention(), RefAttention()};
+  static const std::array impls = {kAttentionCudnn,        kAttentionFlash, kAttentionCuda,
+                                   kAttentionCudnnAtomics, CpuAttention(),  RefAttention()};
   return impls;
 }
 
@@ -77,7 +89,8 @@ void AttentionForward(const Context& ctx, const AttentionConfig& config,
   CheckRows("o", o.tensor, q.dtype(), tokens, q_width);
   if (lse) CheckLse(lse, q.dtype(), config.num_heads, tokens);
   CheckSequences(sequences, tokens);
-  Choose(ctx, config, sequences, q).forward(ctx, config, sequences, q, k, v, lse, o);
+  Choose(ctx, config, sequences, {&q, &k, &v, &o.tensor})
+      .forward(ctx, config, sequences, q, k, v, lse, o);
 }
 
 void AttentionBackward(const Context& ctx, const AttentionConfig& config,
@@ -99,7 +112,7 @@ void AttentionBackward(const Context& ctx, const AttentionConfig& config,
   CheckRows("dv", dv.tensor, q.dtype(), tokens, kv_width);
   CheckLse(lse, q.dtype(), config.num_heads, tokens);
   CheckSequences(sequences, tokens);
-  Choose(ctx, config, sequences, q)
+  Choose(ctx, config, sequences, {&q, &k, &v, &o, &d_o, &dq.tensor, &dk.tensor, &dv.tensor})
       .backward(ctx, config, sequences, d_o, q, k, v, o, lse, dq, dk, dv);
 }
 

@@ -7,7 +7,10 @@
 // Shapes: q, o, do, dq [T, Hq·D]; k, v, dk, dv [T, Hkv·D]; rows may be strided (views of one
 //         projection).
 //         lse [Hq, T] in the compute type: log-sum-exp of the scaled scores, kept for backward.
-// Dtypes: f64, f32, bf16; scores, softmax and sums in f32 (f64 for f64).
+// Dtypes: f64, f32, bf16; scores, softmax and sums in f32 (f64 for f64). Implementation `flash`
+//         (bf16, tensor cores) rounds probabilities and gradients of scores to bf16, once each,
+//         before it multiplies them by v, do, k and q: o, dq, dk, dv err by up to 2⁻⁸ of the sum of
+//         magnitudes more (testing/attention_problem.h derives it). lse and what divides o do not.
 // Padding: rows of o, dq, dk, dv beyond the last sequence are written as zeros; q, k, v there are
 //         not read.
 // Aliasing: outputs overlap no input and no other output.
@@ -23,7 +26,8 @@
 // Errors: kInvalidArgument for shapes and dtypes that do not fit, heads that do not divide, a
 //         negative window, cu_seqlens that does not start at 0, falls, or ends beyond T. Offsets on
 //         a device are not read by the host: kernels cut them to the T tokens that there are.
-// Source: Dao, "FlashAttention-2", 2023 (recomputation from lse, row sums of do·o).
+// Source: Dao, Fu, Ermon, Rudra and Ré, "FlashAttention", 2022; Dao, "FlashAttention-2", 2023
+//         (recomputation from lse, row sums of do·o).
 #pragma once
 
 #include "cistron/ops/context.h"
@@ -56,6 +60,7 @@ struct AttentionProblem {
   // Of the sequences (packed_sequences.h); max_length 0: as long as there are tokens.
   std::int64_t num_sequences = 1, max_length = 0;
   bool uniform = false;
+  bool aligned = true;  // every matrix begins on 16 bytes, and so does each of its rows
 };
 struct AttentionRun {
   void (*forward)(const Context&, const AttentionConfig&, const PackedSequences&, const Tensor& q,

@@ -16,7 +16,8 @@ struct AttentionCase {
   AttentionConfig config;
 };
 
-// Small ones, for tests: lengths around the blocks of 64 queries and 96 keys, every option.
+// Small ones, for tests: lengths around blocks of 64 and 128 queries, of 64 and 96 keys, every
+// option.
 inline std::vector<AttentionCase> AttentionCases() {
   return {
       {"no_sequence", {}, 0, {2, 1, 8, 0}},
@@ -35,6 +36,10 @@ inline std::vector<AttentionCase> AttentionCases() {
       {"window_of_a_block", {200}, 0, {2, 2, 16, 64}},
       {"window_across_blocks", {230}, 0, {2, 1, 8, 101}},
       {"window_beyond_sequence", {100, 30}, 0, {2, 1, 16, 1000}},
+      {"around_tiles", {127, 128, 129}, 0, {2, 1, 64, 0}},
+      {"many_sequences", std::vector<std::int64_t>(300, 3), 5, {2, 1, 16, 0}},
+      {"several_tiles", {300, 129}, 3, {4, 2, 128, 0}},
+      {"window_across_tiles", {400}, 1, {4, 2, 64, 150}},
       {"head_dim_1", {70}, 0, {2, 1, 1, 0}},
       {"head_dim_7", {80, 9}, 1, {2, 1, 7, 0}},
       {"head_dim_20", {100, 33}, 1, {4, 2, 20, 0}},

@@ -6,6 +6,7 @@
 namespace cistron::ops {
 
 extern const AttentionImpl kAttentionCudnn;
+extern const AttentionImpl kAttentionFlash;
 extern const AttentionImpl kAttentionCuda;
 // Backward adds to dq in any order, so that its bits differ from run to run. It runs where it is
 // asked for by name.

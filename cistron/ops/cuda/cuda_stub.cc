@@ -5,6 +5,7 @@
 #include "cistron/ops/attention/attention_impls.h"
 #include "cistron/ops/attention/attention_supports_cuda.h"
 #include "cistron/ops/attention/attention_supports_cudnn.h"
+#include "cistron/ops/attention/attention_supports_flash.h"
 #include "cistron/ops/balance_loss/balance_loss_impls.h"
 #include "cistron/ops/cross_entropy/cross_entropy_impls.h"
 #include "cistron/ops/cuda/supports.h"
@@ -46,6 +47,8 @@ constinit const AttentionImpl kAttentionCudnn = {
     "cudnn", internal::AttentionCudnnSupports<true>, {}, DeviceType::kCuda};
 constinit const AttentionImpl kAttentionCudnnAtomics = {
     "cudnn_atomics", internal::AttentionCudnnSupports<false>, {}, DeviceType::kCuda};
+constinit const AttentionImpl kAttentionFlash = {
+    "flash", internal::AttentionFlashSupports, {}, DeviceType::kCuda};
 constinit const AttentionImpl kAttentionCuda = {
     "cuda", internal::AttentionCudaSupports, {}, DeviceType::kCuda};
 constinit const CrossEntropyImpl kCrossEntropyCuda = {

@@ -25,4 +25,13 @@ inline Support NeedsComputeCapability(int needed) {
                                  needed / 10, needed % 10, here / 10, here % 10));
 }
 
+// Kernels for one architecture and all later ones.
+inline Support NeedsComputeCapabilityFrom(int least) {
+  const int here = cuda::ComputeCapability();
+  if (here == 0 || here >= least) return Support::Yes();
+  return Support::No(
+      fmt::format("it needs a GPU of compute capability {}.{} or later, this one has {}.{}",
+                  least / 10, least % 10, here / 10, here % 10));
+}
+
 }  // namespace cistron::ops::internal
