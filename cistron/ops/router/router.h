@@ -43,13 +43,13 @@ struct RouterConfig {
 };
 
 struct RouterOutputs {
-  Tensor experts;  // i32 [T, K]
-  Tensor probs;    // compute type [T, K]
+  Tensor experts{};  // i32 [T, K]
+  Tensor probs{};    // compute type [T, K]
   // Statistics for the losses, one row a scope (1 row, or one a sequence); undefined: not computed.
-  Tensor counts;            // i64 [R, E]: assignments over all K slots
-  Tensor score_sums;        // f64 [R, E]: Σ_t of softmax over all E (sigmoid: s / Σ s)
-  Tensor z_sums;            // f64 [R]: Σ_t logsumexp(l)²
-  Tensor nonfinite_tokens;  // i64 []: tokens with a NaN or infinite logit
+  Tensor counts{};            // i64 [R, E]: assignments over all K slots
+  Tensor score_sums{};        // f64 [R, E]: Σ_t of softmax over all E (sigmoid: s / Σ s)
+  Tensor z_sums{};            // f64 [R]: Σ_t logsumexp(l)²
+  Tensor nonfinite_tokens{};  // i64 []: tokens with a NaN or infinite logit
 };
 
 // `scopes` gives the sequences when statistics are one row a sequence (R = its number); with
