@@ -309,7 +309,7 @@ TEST(ParameterStore, QuantisesAWeightAnewWhenItsDelayedScaleMoved) {
 }
 
 // TRAPS masters-from-quantised: quantising loses nothing of the masters.
-TEST(ParameterStore, MastersKeepTheBitsThatQuantisationDrops) {
+TEST(ParameterStore, MastersFromQuantised) {
   Experts e(2);
   const Tensor before = e.store.parameters()[0].master.Clone();
   e.store.AcquireQuantized(0, quant::MXFP8BlockScaling{});

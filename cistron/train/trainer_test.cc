@@ -96,7 +96,7 @@ TEST(Resume, EqualsAnUninterruptedRunAtEveryStepMxfp8) {
 }
 // TRAPS fp8-resume: scales and amax histories are state: the run would go on from scales of 1
 // without them.
-TEST(Resume, EqualsAnUninterruptedRunAtEveryStepFp8Delayed) {
+TEST(Resume, Fp8ResumeEqualsAnUninterruptedRunAtEveryStep) {
   ResumeAtEveryStep("fp8_delayed");
 }
 

@@ -224,7 +224,7 @@ TEST(DelayedScaling, StepsMoveTheScalesOfTheWeights) {
 }
 
 // An evaluation reads the scales and leaves nothing: not in the state, not in the weights.
-TEST(DelayedScaling, EvaluationsChangeNoBit) {
+TEST(DelayedScaling, EvalMovesScales) {
   TinyRun tiny("evaluations");
   const std::vector<std::string> keys = {"precision=fp8_delayed", "checkpoint.every=1",
                                          "eval.tokens=0"};
