@@ -159,7 +159,7 @@ TEST(GroupedLinear, BadInputNamesOpAndValues) {
   const GroupedLinear layer({.num_groups = 2, .in_features = 16, .out_features = 24, .name = "fc"});
   const ops::Context ctx;
   const Tensor x = testing::Normal({9, 16}, DType::kF32, "x");
-  const auto run = [&](const Tensor& input, std::vector<std::int64_t> counts) {
+  const auto run = [&](const Tensor& input, const std::vector<std::int64_t>& counts) {
     return [&layer, &ctx, input, counts] {
       layer.Forward(ctx, input,
                     {.split_sizes = Tensor::FromSpan<std::int64_t>(

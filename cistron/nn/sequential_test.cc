@@ -325,7 +325,7 @@ TEST(GroupedMlp, GradientsAgreeWithCentralDifferences) {
 }
 
 TEST(Fuser, RefusalsNameOpReasonAndRemedy) {
-  const auto explain = [](GroupedLinearOptions first, GroupedLinearOptions second,
+  const auto explain = [](const GroupedLinearOptions& first, const GroupedLinearOptions& second,
                           const quant::AutocastOptions& options = {}) {
     Experts e(2, DType::kF32, first, second);
     const quant::Autocast scope(quant::MXFP8BlockScaling{}, options);
