@@ -5,7 +5,7 @@
 namespace cistron {
 namespace {
 
-using std::string_view_literals::operator""sv;
+using namespace std::string_view_literals;  // NOLINT(google-build-using-namespace): for sv
 
 TEST(Text, PrintableEscapesControlBytesAndCuts) {
   EXPECT_EQ(Printable("chr1 é\\"), "chr1 é\\");

@@ -130,8 +130,8 @@ void SyncDirectory(const fs::path& directory) {
   if (::fsync(fd.get()) != 0 && errno != EINVAL) ThrowIo("sync the directory", directory, errno);
 }
 
-FileWriter::FileWriter(fs::path path, fs::path shown)
-    : shown_(shown.empty() ? path : std::move(shown)) {
+FileWriter::FileWriter(const fs::path& path, const fs::path& shown)
+    : shown_(shown.empty() ? path : shown) {
   fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0) ThrowIo("create the file", shown_, errno);
   // Held while the file is open: RemoveStaleTemporaries leaves it alone. Some file systems refuse.

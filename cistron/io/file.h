@@ -31,7 +31,7 @@ void SyncDirectory(const std::filesystem::path& directory);
 class FileWriter {
  public:
   // Messages name `shown`; empty: `path`.
-  explicit FileWriter(std::filesystem::path path, std::filesystem::path shown = {});
+  explicit FileWriter(const std::filesystem::path& path, const std::filesystem::path& shown = {});
   ~FileWriter();  // closes without fsync when Close was not called
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;

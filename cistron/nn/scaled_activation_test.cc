@@ -189,7 +189,9 @@ TEST(ScaledActivationOp, InterleavedGateAndUpKeepTheirBlocksOrAreRefused) {
       {quant::DelayedScaling{}, 1},       {quant::Float8CurrentScaling{}, 1},
       {quant::Float8BlockScaling{}, 128}, {quant::Float8BlockScaling{.weights_2d = false}, 128},
       {quant::MXFP8BlockScaling{}, 32},   {quant::MXFP8BlockScaling{.weights_2d = true}, 32}};
-  for (const auto& [recipe, block] : recipes) {
+  for (const auto& row : recipes) {
+    const quant::Recipe& recipe = row.first;  // not a binding: lambdas capture it
+    const std::int64_t block = row.second;
     for (const bool dense : {false, true}) {
       const Result plain = run(recipe, 0, dense);
       for (const std::int64_t g : {1, 16, 32, 64, 128}) {

@@ -44,11 +44,13 @@ void SwiGluBackward(const Context& ctx, const Tensor& dy, const Tensor& x, const
 }
 
 std::span<const SwiGluImpl> SwiGluImpls() {
-  using namespace internal;
-  static const SwiGluImpl list[] = {
-      kSwiGluCuda,
-      {"cpu", SwiGluCpuSupports, {SwiGluForwardCpu, SwiGluBackwardCpu}},
-      {"ref", SwiGluRefSupports, {SwiGluForwardRef, SwiGluBackwardRef}}};
+  static const SwiGluImpl list[] = {internal::kSwiGluCuda,
+                                    {"cpu",
+                                     internal::SwiGluCpuSupports,
+                                     {internal::SwiGluForwardCpu, internal::SwiGluBackwardCpu}},
+                                    {"ref",
+                                     internal::SwiGluRefSupports,
+                                     {internal::SwiGluForwardRef, internal::SwiGluBackwardRef}}};
   return list;
 }
 

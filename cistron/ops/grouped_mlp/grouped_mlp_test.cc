@@ -354,7 +354,7 @@ TEST(GroupedMlpOp, TheSameBitsWhoeverComputes) {
 }
 
 TEST(GroupedMlpOp, BadInputNamesOpAndValues) {
-  const auto run = [](std::vector<std::int64_t> counts, const Shape& w2) {
+  const auto run = [](const std::vector<std::int64_t>& counts, const Shape& w2) {
     return [=] {
       const Tensor x = Tensor::Zeros({5, 8}, DType::kF32), y = x.Clone();
       GroupedMlpForward(
