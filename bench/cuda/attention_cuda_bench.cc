@@ -1,4 +1,5 @@
-// Attention on a GPU: checks the tensor-core implementation against the plain one, then times both.
+// Attention on a GPU: checks the tensor-core implementation against the plain one, then times them
+// and cuDNN.
 //
 //   attention_cuda_bench            checks, then timings
 //   attention_cuda_bench check      checks only; exit status 1 when one fails
@@ -164,6 +165,11 @@ int Main(const std::string& mode, std::size_t chosen) {
   }
   if (mode == "check") return good ? 0 : 1;
   for (const Case& c : timed) {
+    try {
+      Time(c, device.WithImpl("cudnn"), "cudnn", 0.3);
+    } catch (const Error& error) {
+      fmt::print("time {:24} cudnn: {}\n", c.name, error.what());
+    }
     Time(c, flash, "flash", 0.3);
     Time(c, plain, "cuda", 0.02);
   }

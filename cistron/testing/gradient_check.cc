@@ -37,6 +37,12 @@ void Require(const std::string& name, const Tensor& x, const Tensor& analytic) {
 
 }  // namespace
 
+double Inner(const Tensor& a, const Tensor& b) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < a.numel(); ++i) sum += ElementAsDouble(a, i) * ElementAsDouble(b, i);
+  return sum;
+}
+
 check::Comparison CheckGradient(const std::string& name, const ScalarFunction& f, const Tensor& x,
                                 const Tensor& analytic, const GradientCheckOptions& options) {
   Require(name, x, analytic);

@@ -33,6 +33,9 @@ struct GradientCheckOptions {
   std::int64_t max_elements = 64;  // checked elements of a tensor, drawn when it has more
 };
 
+// Σ a·b over all elements: a loss whose gradient with respect to a is b.
+double Inner(const Tensor& a, const Tensor& b);
+
 // The loss as a function of the values in `x` now. It is called with elements of x changed in
 // place; x is restored bit for bit.
 using ScalarFunction = std::function<double()>;

@@ -23,11 +23,6 @@ C Sigmoid(C z) {
   return (z < 0 ? e : C(1)) / (C(1) + e);
 }
 
-// σ(±z) is 0 or 1 in f64 from here on, so that what is beyond may be brought here, where nothing
-// overflows; of GELU's argument a, whose z is 1025 there.
-constexpr double kSaturated = 1000;
-constexpr double kGeluSaturated = 24;
-
 // G, G', U and U' of one element.
 template <class C>
 struct Values {

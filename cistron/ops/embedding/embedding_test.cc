@@ -129,13 +129,6 @@ TEST(Embedding, NamesTheTokenOutsideTheVocabulary) {
   }
 }
 
-// Σ a·b over all elements.
-double Inner(const Tensor& a, const Tensor& b) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < a.numel(); ++i) sum += ElementAsDouble(a, i) * ElementAsDouble(b, i);
-  return sum;
-}
-
 TEST(Embedding, GradientOfReference) {
   const Context ctx = Context().WithImpl("ref");
   const Tensor tokens = Tensor::Empty({9}, DType::kI64);
@@ -145,7 +138,7 @@ TEST(Embedding, GradientOfReference) {
   const Tensor y = Tensor::Empty({9, 3}, DType::kF64), dw = Tensor::Empty({5, 3}, DType::kF64);
   const auto loss = [&] {
     EmbeddingForward(ctx, tokens, w, Write(y));
-    return Inner(y, dy);
+    return testing::Inner(y, dy);
   };
   EmbeddingBackward(ctx, tokens, dy, Write(dw));
   EXPECT_TRUE(Agrees(testing::CheckGradient("dw", loss, w, dw)));

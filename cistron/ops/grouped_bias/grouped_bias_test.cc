@@ -116,13 +116,6 @@ TEST(GroupedBias, ErrorsNameTheArgument) {
       ThrowsMessage<Error>(HasSubstr("row_scale")));
 }
 
-// Σ a·b over all elements.
-double Inner(const Tensor& a, const Tensor& b) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < a.numel(); ++i) sum += ElementAsDouble(a, i) * ElementAsDouble(b, i);
-  return sum;
-}
-
 TEST(GroupedBias, GradientOfReference) {
   const Context ctx = Context().WithImpl("ref");
   const Tensor splits = Tensor::FromSpan<std::int64_t>({3}, std::vector<std::int64_t>{2, 0, 3});
@@ -132,7 +125,7 @@ TEST(GroupedBias, GradientOfReference) {
   const auto loss = [&] {
     const Tensor y = Tensor::Zeros({5, 4}, DType::kF64);
     GroupedBiasForward(ctx, bias, scale, splits, y);
-    return Inner(y, dy);
+    return testing::Inner(y, dy);
   };
   const Tensor dbias = Tensor::Empty({3, 4}, DType::kF64), ds = Tensor::Empty({5}, DType::kF64);
   GroupedBiasBackward(ctx, dy, bias, scale, splits, Write(dbias), Write(ds));

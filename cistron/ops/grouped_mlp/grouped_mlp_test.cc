@@ -392,13 +392,6 @@ TEST(RowPieces, CoverEveryRowOnceAndLeaveNoSliver) {
   }
 }
 
-// Σ a·b over all elements.
-double Inner(const Tensor& a, const Tensor& b) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < a.numel(); ++i) sum += ElementAsDouble(a, i) * ElementAsDouble(b, i);
-  return sum;
-}
-
 TEST(GroupedMlpOp, GradientOfReference) {
   const Context ctx = Context().WithImpl("ref");
   constexpr std::int64_t kRows = 6, kHidden = 4, kFfn = 3, kOut = 5;
@@ -412,7 +405,7 @@ TEST(GroupedMlpOp, GradientOfReference) {
   const Tensor pre = Tensor::Empty({kRows, 2 * kFfn}, DType::kF64);
   const auto loss = [&] {
     GroupedMlpForward(ctx, {x, splits}, {w1, w2}, scale, pre, Write(y));
-    return Inner(y, dy);
+    return testing::Inner(y, dy);
   };
   loss();
   const Tensor dx = Tensor::Empty(x.shape(), DType::kF64);

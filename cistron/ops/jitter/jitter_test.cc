@@ -108,13 +108,6 @@ TEST(Jitter, ErrorsNameTheValue) {
               ::testing::ThrowsMessage<Error>(HasSubstr("step is")));
 }
 
-// Σ a·b over all elements.
-double Inner(const Tensor& a, const Tensor& b) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < a.numel(); ++i) sum += ElementAsDouble(a, i) * ElementAsDouble(b, i);
-  return sum;
-}
-
 // Backward is the same map of dy.
 TEST(Jitter, GradientOfReference) {
   const Context ctx = Context().WithImpl("ref");
@@ -124,7 +117,7 @@ TEST(Jitter, GradientOfReference) {
   const Tensor y = Tensor::Empty({4, 5}, DType::kF64), dx = Tensor::Empty({4, 5}, DType::kF64);
   const auto loss = [&] {
     Jitter(ctx, config, Step(2), x, Write(y));
-    return Inner(y, dy);
+    return testing::Inner(y, dy);
   };
   Jitter(ctx, config, Step(2), dy, Write(dx));
   EXPECT_TRUE(Agrees(testing::CheckGradient("dx", loss, x, dx)));

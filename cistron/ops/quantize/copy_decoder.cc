@@ -1,4 +1,5 @@
 #include "cistron/ops/quantize/copy_decoder.h"
+#include "cistron/ops/quantize/decode_rows.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +7,6 @@
 #include <mutex>
 
 #include "cistron/base/threads.h"
-#include "cistron/ops/quantize/quantize_rows.h"
 
 namespace cistron::ops::internal {
 namespace {

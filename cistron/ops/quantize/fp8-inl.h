@@ -173,6 +173,16 @@ HWY_INLINE FloatVec Decode(const std::uint8_t* codes) {
 }
 #endif
 
+// Calls f with the 8-bit format as a type.
+template <class F>
+HWY_INLINE void WithFormat(DType format, F&& f) {
+  if (format == DType::kE4M3) {
+    f(TypeTag<e4m3>());
+  } else {
+    f(TypeTag<e5m2>());
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace cistron::ops
 HWY_AFTER_NAMESPACE();

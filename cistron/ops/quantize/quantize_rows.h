@@ -1,5 +1,4 @@
-// Vector kernels of quantize over one row of values, for quantize_cpu.cc and the products of
-// quantized_gemm, which decode.
+// Vector kernels of quantize over one row of values, for quantize_cpu.cc.
 //
 // A magnitude is the bits of |x| as f32: as integers they are ordered as the values are; those
 // above kInfMagnitude are NaN.
@@ -58,25 +57,5 @@ void QuantizeRowMxfp8(const float* x, std::int64_t n, DType format, std::uint8_t
                       std::uint8_t* scales);
 void QuantizeRowMxfp8(const bf16* x, std::int64_t n, DType format, std::uint8_t* codes,
                       std::uint8_t* scales);
-
-// to[j] (= or +=) value(codes[j]) · scales[j / block], rounded once. block ≥ 1.
-void DecodeRow(const std::uint8_t* codes, std::int64_t n, DType format, const float* scales,
-               std::int64_t block, bool accumulate, float* to);
-void DecodeRow(const std::uint8_t* codes, std::int64_t n, DType format, const float* scales,
-               std::int64_t block, bool accumulate, bf16* to);
-// As above for products that are bf16 values: nothing is rounded.
-void DecodeRowExact(const std::uint8_t* codes, std::int64_t n, DType format, const float* scales,
-                    std::int64_t block, bf16* to);
-
-// Smallest and largest of the codes that are at least `lowest` (255 and 0 where there are none),
-// and whether others are below.
-struct CodeRange {
-  std::uint8_t low, high;
-  bool any_below;
-};
-CodeRange ScaleCodeRange(const std::uint8_t* codes, std::int64_t n, std::uint8_t lowest);
-
-// to[j] = the power of two that e8m0 code j stands for.
-void DecodeScales(const std::uint8_t* codes, std::int64_t n, float* to);
 
 }  // namespace cistron::ops::internal
