@@ -29,6 +29,8 @@ class BenchCommand final : public Command {
                    {"fp32", "bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8"},
                    "number format");
     options.Choice("--device", device_, {"cpu", "cuda"}, "where to compute");
+    options.Choice("--recompute", recompute_, {"none", "moe", "layer"},
+                   "what backward computes again instead of keeping it");
     options.Option("--threads", threads_, "0: all that the machine grants");
     options.Flag("--profile", profile_, "then one step more, and where its time goes, on stderr");
     options.Option("--steps", steps_, "measured steps");
@@ -43,6 +45,9 @@ class BenchCommand final : public Command {
                               {.precision = train::ParsePrecision(precision_),
                                .steps = steps_,
                                .micro_rows = micro_rows_,
+                               .recompute = recompute_ == "moe"     ? model::Recompute::kMoe
+                                            : recompute_ == "layer" ? model::Recompute::kLayer
+                                                                    : model::Recompute::kNone,
                                .profile = profile_});
     fmt::print(stderr, "{}", r.profile);
     fmt::print(
@@ -55,7 +60,7 @@ class BenchCommand final : public Command {
   }
 
  private:
-  std::string model_ = "small", precision_ = "fp32", device_ = "cpu";
+  std::string model_ = "small", precision_ = "fp32", device_ = "cpu", recompute_ = "none";
   bool profile_ = false;
   std::int64_t threads_ = 0, steps_ = 7, micro_rows_ = 0;
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "cistron/ops/embedding/embedding.h"
 #include "cistron/ops/gemm/gemm.h"
 #include "cistron/ops/reduce/reduce.h"
+#include "cistron/quant/autocast.h"
 
 namespace cistron::model {
 namespace {
@@ -60,6 +62,29 @@ struct DecoderLayer {
   nn::RmsNorm input_norm, post_attention_norm;
 };
 
+// What a layer that backward computes again keeps: the MoE layer's input, or the stream before the
+// layer.
+struct KeptInput {
+  Tensor x;
+  std::int64_t bytes() const { return x.bytes(); }
+};
+constexpr const char* kRecomputed = "recomputed layer";
+
+// The scope in force without records of amax: the first pass left them.
+class SecondPass {
+ public:
+  SecondPass() {
+    const quant::Autocast* scope = quant::Autocast::Current();
+    if (scope == nullptr || !scope->options().record_amax) return;
+    quant::AutocastOptions options = scope->options();
+    options.record_amax = false;
+    scope_.emplace(scope->recipe(), std::move(options));
+  }
+
+ private:
+  std::optional<quant::Autocast> scope_;
+};
+
 }  // namespace
 
 LossSums LossSums::Zeros(const ops::Context& ctx, const MixtralConfig& config) {
@@ -75,6 +100,7 @@ struct Mixtral::State {
   ops::Context ctx;
   MixtralConfig config;
   DType dtype;
+  Recompute recompute = Recompute::kNone;
   nn::ParameterStore* store;
   nn::StatisticsReducer* reducer;
   nn::ParameterId embedding = -1;
@@ -126,19 +152,27 @@ struct Mixtral::State {
     }
   }
 
+  // Whether what this choice leaves out is kept from forward.
+  bool Keeps(Recompute choice) const { return recompute < choice; }
+  static nn::Saved* Drop(const nn::Saved* saved, nn::Saved& dropped) {
+    return saved == nullptr ? nullptr : &dropped;
+  }
+
+  nn::MoeLayer::Noise JitterNoise(const data::Batch& batch, const StepNoise& noise) const {
+    CISTRON_CHECK(config.router_jitter_noise == 0 || noise.step,
+                  "model: router_jitter_noise = {} needs the seed and the step of the run",
+                  config.router_jitter_noise);
+    return {noise.seed, noise.step, batch.first_token};
+  }
+
   // `noise` null: no training, and no statistics.
   Pass Forward(const data::Batch& batch, const StepNoise* noise, nn::Saved* saved) const {
     using Statistics = nn::MoeLayer::Statistics;
     const Statistics statistics = noise == nullptr              ? Statistics::kNone
                                   : config.moe_z_loss_coeff > 0 ? Statistics::kLoadAndZ
                                                                 : Statistics::kLoad;
-    nn::MoeLayer::Noise jitter;
-    if (noise != nullptr) {
-      CISTRON_CHECK(config.router_jitter_noise == 0 || noise->step,
-                    "model: router_jitter_noise = {} needs the seed and the step of the run",
-                    config.router_jitter_noise);
-      jitter = {noise->seed, noise->step, batch.first_token};
-    }
+    const nn::MoeLayer::Noise jitter =
+        noise == nullptr ? nn::MoeLayer::Noise{} : JitterNoise(batch, *noise);
     const ops::PackedSequences scopes = AuxScopes(batch);
     Pass pass;
     pass.routing.resize(layers.size());
@@ -150,19 +184,44 @@ struct Mixtral::State {
     Tensor residual;  // the stream before x is added to it; undefined before the first layer
     for (std::size_t i = 0; i < layers.size(); ++i) {
       const DecoderLayer& layer = layers[i];
-      const auto before_attention = layer.input_norm.Forward(ctx, x, residual, saved);
-      x = layer.attention.Forward(ctx, before_attention.y, batch.sequences, saved);
-      const auto before_moe = layer.post_attention_norm.Forward(ctx, x, before_attention.h, saved);
+      nn::Saved dropped;  // filled all the same: the pass is the one that backward repeats
+      nn::Saved* const attention_saved = Keeps(Recompute::kLayer) ? saved : Drop(saved, dropped);
+      nn::Saved* const moe_saved = Keeps(Recompute::kMoe) ? saved : Drop(saved, dropped);
+      const auto before_attention = layer.input_norm.Forward(ctx, x, residual, attention_saved);
+      x = layer.attention.Forward(ctx, before_attention.y, batch.sequences, attention_saved);
+      const auto before_moe =
+          layer.post_attention_norm.Forward(ctx, x, before_attention.h, attention_saved);
       x = layer.moe.Forward(ctx, before_moe.y, batch.token_mask, scopes, statistics, jitter,
-                            pass.routing[i], saved);
+                            pass.routing[i], moe_saved);
       residual = before_moe.h;
+      if (saved != nullptr && recompute != Recompute::kNone) {
+        saved->Push<KeptInput>(&layer, kRecomputed).x =
+            recompute == Recompute::kLayer ? before_attention.h : before_moe.y;
+      }
     }
     pass.hidden = norm->Forward(ctx, x, residual, saved).y;
     return pass;
   }
 
+  // Repeats the forward pass of a layer, or of its MoE layer alone, and saves all of it; the
+  // statistics are those of the first pass.
+  void ForwardAgain(const data::Batch& batch, const ops::PackedSequences& scopes,
+                    const StepNoise& noise, const DecoderLayer& layer, nn::Saved& saved,
+                    nn::Saved& again) const {
+    const SecondPass second;
+    Tensor x = saved.Pop<KeptInput>(&layer, kRecomputed).x;
+    if (recompute == Recompute::kLayer) {
+      const auto before_attention = layer.input_norm.Forward(ctx, x, Tensor(), &again);
+      x = layer.attention.Forward(ctx, before_attention.y, batch.sequences, &again);
+      x = layer.post_attention_norm.Forward(ctx, x, before_attention.h, &again).y;
+    }
+    nn::MoeLayer::Routing routing;
+    layer.moe.Forward(ctx, x, batch.token_mask, scopes, nn::MoeLayer::Statistics::kNone,
+                      JitterNoise(batch, noise), routing, &again);
+  }
+
   // `gradients`: of each layer.
-  void Backward(const data::Batch& batch, const Tensor& dhidden,
+  void Backward(const data::Batch& batch, const StepNoise& noise, const Tensor& dhidden,
                 const std::vector<nn::MoeLayer::StatisticsGradients>& gradients,
                 nn::Saved& saved) const {
     const ops::PackedSequences scopes = AuxScopes(batch);
@@ -170,10 +229,14 @@ struct Mixtral::State {
     Tensor dstream = norm->Backward(ctx, dhidden, Tensor(), saved);
     for (std::size_t i = layers.size(); i-- > 0;) {
       const DecoderLayer& layer = layers[i];
-      Tensor dy = layer.moe.Backward(ctx, dstream, batch.token_mask, scopes, gradients[i], saved);
-      dstream = layer.post_attention_norm.Backward(ctx, dy, dstream, saved);
-      dy = layer.attention.Backward(ctx, dstream, batch.sequences, saved);
-      dstream = layer.input_norm.Backward(ctx, dy, dstream, saved);
+      nn::Saved again;
+      if (recompute != Recompute::kNone) ForwardAgain(batch, scopes, noise, layer, saved, again);
+      nn::Saved& of_moe = Keeps(Recompute::kMoe) ? saved : again;
+      nn::Saved& of_attention = Keeps(Recompute::kLayer) ? saved : again;
+      Tensor dy = layer.moe.Backward(ctx, dstream, batch.token_mask, scopes, gradients[i], of_moe);
+      dstream = layer.post_attention_norm.Backward(ctx, dy, dstream, of_attention);
+      dy = layer.attention.Backward(ctx, dstream, batch.sequences, of_attention);
+      dstream = layer.input_norm.Backward(ctx, dy, dstream, of_attention);
     }
     ops::EmbeddingBackward(ctx, batch.tokens, dstream, store->GradientOutput(embedding));
   }
@@ -258,6 +321,10 @@ const MixtralConfig& Mixtral::config() const {
   return state_->config;
 }
 
+void Mixtral::SetRecompute(Recompute recompute) {
+  state_->recompute = recompute;
+}
+
 void Mixtral::UpdateExpertBias(const LossSums& sums) {
   const State& s = *state_;
   if (!s.config.moe_router_enable_expert_bias) return;
@@ -292,7 +359,7 @@ void Mixtral::TrainMicroBatch(const data::Batch& given, const LossScale& scale, 
   }
   ops::WeightedSum(s.ctx, nll, batch.weights, ops::Accumulate(sums.weighted_nll));
   pass = {};
-  s.Backward(batch, dhidden, gradients, saved);
+  s.Backward(batch, noise, dhidden, gradients, saved);
 }
 
 Tensor Mixtral::Evaluate(const data::Batch& given, Tensor* experts) {

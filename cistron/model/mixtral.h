@@ -51,6 +51,10 @@ class Mixtral {
 
   const MixtralConfig& config() const;
 
+  // From the next TrainMicroBatch on. Statistics, histories of delayed scaling and biases move once
+  // a step all the same.
+  void SetRecompute(Recompute recompute);
+
   // Forward and backward of one micro-batch: gradients of the global mean loss go to the store;
   // sums are added to `sums`. The loss is Σ w·nll / Σ w, plus router_aux_loss_coef · aux where
   // config.output_router_logits is set, plus moe_aux_loss_coeff and moe_z_loss_coeff times the

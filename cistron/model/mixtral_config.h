@@ -14,6 +14,13 @@ inline constexpr const char* kTransformersVersion = "5.17.0";
 enum class AuxScope { kBatch, kSequence };
 enum class ScoringFunc { kSoftmax, kSigmoid };
 
+// What backward computes again instead of keeping it from forward; results are the same bits.
+enum class Recompute {
+  kNone,
+  kMoe,    // the MoE layers: their input is kept
+  kLayer,  // whole layers: the residual stream before each is kept
+};
+
 struct MixtralConfig {
   std::int64_t vocab_size = 256;
   std::int64_t hidden_size = 128;

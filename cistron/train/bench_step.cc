@@ -104,6 +104,7 @@ BenchResult BenchTrainStep(const ops::Context& given, const BenchShape& shape,
                 options.warmup);
   const std::int64_t before = PeakRssKib();
   model::LocalMixtral m(ctx, shape.model, ModelDType(options.precision));
+  m.model.SetRecompute(options.recompute);
   m.store.Initialize(0, shape.model.initializer_range);
   // The peer's optimiser: torch.optim.AdamW with its defaults.
   optim::AdamWOptimizer optimizer(

@@ -27,7 +27,8 @@ struct BenchOptions {
   std::int64_t steps = 7;       // measured
   std::int64_t warmup = 2;      // before them
   std::int64_t micro_rows = 0;  // rows computed at once; 0: all
-  bool profile = false;         // one step more, op by op
+  model::Recompute recompute = model::Recompute::kNone;
+  bool profile = false;  // one step more, op by op
 };
 struct BenchResult {
   double tokens_per_s = 0;  // of the median step

@@ -329,6 +329,9 @@ std::vector<ConfigKey> MakeKeys() {
                                                    {"fp8_current", Precision::kFp8Current},
                                                    {"fp8_block", Precision::kFp8Block},
                                                    {"mxfp8", Precision::kMxfp8}};
+  constexpr NamedValue<model::Recompute> kRecompute[] = {{"none", model::Recompute::kNone},
+                                                         {"moe", model::Recompute::kMoe},
+                                                         {"layer", model::Recompute::kLayer}};
   constexpr NamedValue<RecipeFormat> kFormats[] = {{"auto", RecipeFormat::kAuto},
                                                    {"hybrid", RecipeFormat::kHybrid},
                                                    {"e4m3", RecipeFormat::kE4M3}};
@@ -400,6 +403,9 @@ std::vector<ConfigKey> MakeKeys() {
           "strict", At(&C::strict),
           "an op that its best implementation refuses, or a fusion that does not fire, is an error",
           kMechanical),
+      Choice("recompute", At(&C::recompute), kRecompute,
+             "what backward computes again instead of keeping it; less memory, the same results",
+             kMechanical),
       Choice("aux_scope", At(&C::model, &M::aux_scope), kScopes,
              "tokens over which the auxiliary loss takes its statistics", kIdentity),
       Choice(

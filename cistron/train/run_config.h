@@ -81,6 +81,7 @@ struct RunConfig {
   std::uint64_t seed = 1;
   std::int64_t threads = 0;  // 0: all that the machine grants
   bool strict = false;       // ops::Context::strict
+  model::Recompute recompute = model::Recompute::kNone;
   RunOptions run;
   InitOptions init;
   model::MixtralConfig model;

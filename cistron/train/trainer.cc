@@ -112,6 +112,7 @@ class Trainer {
     if (config_.data.split.kind != data::SplitRule::Kind::kNone) {
       heldout_ = std::make_unique<data::EvaluationStream>(corpus_);
     }
+    model_.model.SetRecompute(config_.recompute);
     if (config_.init.from.empty()) {
       model_.store.Initialize(config_.seed, config_.model.initializer_range);
     } else if (!HasCheckpoint(config_)) {
