@@ -38,32 +38,49 @@ HWY_INLINE SignedVec Magnitude(FloatVec v) {
   return hn::And(hn::BitCast(d, v), hn::Set(d, 0x7fffffff));
 }
 
-// The code of v with its sign in bit 7, for |v| that rounds to no more than the format's maximum.
-//
-// Adding 2^(e + 23 − mantissa bits) to a magnitude of exponent e leaves, rounded to nearest even by
-// the addition itself, the significand of the code in the low bits of the sum; e not below that of
-// the smallest normal gives the subnormal codes.
+// What EncodeAbove adds to an exponent.
 template <class Q>
-HWY_INLINE SignedVec EncodeFinite(FloatVec v) {
-  using F = Fp8<Q>;
-  const FloatTag df;
+HWY_INLINE SignedVec EncodeOffset(SignedVec lowest_exponent) {
   const SignedTag d;
-  constexpr int kShift = 23 - F::kMantissa;
-  const SignedVec bits = hn::BitCast(d, v);
-  const SignedVec magnitude = hn::And(bits, hn::Set(d, 0x7fffffff));
-  const SignedVec exponent =
-      hn::Max(hn::And(bits, hn::Set(d, 0x7f800000)), hn::Set(d, (127 + 1 - F::kBias) << 23));
-  const SignedVec magic = hn::Add(exponent, hn::Set(d, kShift << 23));
-  const SignedVec sum = hn::BitCast(d, hn::Add(hn::BitCast(df, magnitude), hn::BitCast(df, magic)));
-  // The hidden bit of a normal code adds one to its exponent field, which so starts one lower.
-  const SignedVec field =
-      hn::Sub(hn::ShiftRight<kShift>(exponent), hn::Set(d, (127 - F::kBias + 1) << F::kMantissa));
-  const SignedVec code = hn::Add(hn::Sub(sum, magic), field);
-  const SignedVec sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(d, 0x80));
-  return hn::Or(code, sign);
+  constexpr int kMantissa = Fp8<Q>::kMantissa;
+  const SignedVec low = hn::Neg(hn::ShiftLeft<kMantissa>(lowest_exponent));
+  return hn::Add(hn::And(low, hn::Set(d, 0xff)), hn::Set(d, (23 - kMantissa) << 23));
 }
 
-// The code of any v: saturates, ±Inf included; NaN is 0x7F.
+// The code of an element, given |element| and its exponent bits, in the low 8 bits; the sign is
+// left out and the other bits are not said. `lowest`: exponent bits of the smallest element that
+// has a normal code; `offset`: EncodeOffset of it as a number.
+//
+// Adding 2^(e + 23 − mantissa bits), e the exponent of the element but not below `lowest`, leaves
+// the element's significand, rounded to nearest even by the addition itself, in the low bits of the
+// sum. The code is that plus (e − lowest's) in units of the exponent field, modulo 256: the part of
+// `lowest` is an even number of units in the last place, which the same addition brings along in
+// the low bits of `offset` without moving a tie.
+template <class Q>
+HWY_INLINE SignedVec EncodeAbove(SignedVec magnitude, SignedVec exponent, SignedVec lowest,
+                                 SignedVec offset) {
+  const FloatTag df;
+  const SignedTag d;
+  const SignedVec e = hn::Max(exponent, lowest);
+  const SignedVec magic = hn::Add(e, offset);
+  const SignedVec sum = hn::BitCast(d, hn::Add(hn::BitCast(df, magnitude), hn::BitCast(df, magic)));
+  return hn::Add(sum, hn::ShiftRight<23 - Fp8<Q>::kMantissa>(e));
+}
+
+// The code of v with its sign in the low 8 bits, the other bits are not said; for |v| that rounds
+// to no more than the format's maximum.
+template <class Q>
+HWY_INLINE SignedVec EncodeFinite(FloatVec v) {
+  const SignedTag d;
+  const SignedVec lowest = hn::Set(d, 127 + 1 - Fp8<Q>::kBias);
+  const SignedVec bits = hn::BitCast(d, v);
+  const SignedVec code =
+      EncodeAbove<Q>(hn::And(bits, hn::Set(d, 0x7fffffff)), hn::And(bits, hn::Set(d, 0x7f800000)),
+                     hn::ShiftLeft<23>(lowest), EncodeOffset<Q>(lowest));
+  return hn::OrAnd(code, hn::ShiftRight<24>(bits), hn::Set(d, 0x80));
+}
+
+// As EncodeFinite for any v: saturates, ±Inf included; NaN is 0x7F.
 template <class Q>
 HWY_INLINE SignedVec Encode(FloatVec v) {
   const FloatTag df;
@@ -78,70 +95,31 @@ HWY_INLINE SignedVec Encode(FloatVec v) {
   return hn::IfThenElse(nan, hn::Set(d, 0x7f), code);
 }
 
-// Stores kLanes codes.
+// Stores the low 8 bits of each lane.
 HWY_INLINE void StoreCodes(SignedVec codes, std::uint8_t* to) {
 #if HWY_TARGET == HWY_SCALAR
   *to = static_cast<std::uint8_t>(hn::GetLane(codes));
 #else
-  hn::StoreU(hn::U8FromU32(hn::BitCast(UnsignedTag(), codes)), CodeTag(), to);
+  hn::StoreU(hn::TruncateTo(CodeTag(), hn::BitCast(UnsignedTag(), codes)), CodeTag(), to);
 #endif
 }
 
-// Stores the codes of 2·kLanes elements of T that LoadFloats loaded.
+// The same for 2·kLanes elements of T that LoadFloats loaded.
 template <class T>
 HWY_INLINE void StoreCodePair(const SignedVec (&codes)[2], std::uint8_t* to) {
 #if HWY_TARGET != HWY_SCALAR
   if constexpr (sizeof(T) == 2) {
     const hn::Rebind<std::uint16_t, FloatTag> d16;
-    const auto pairs = hn::DemoteTo(d16, hn::Or(codes[0], hn::ShiftLeft<8>(codes[1])));
-    hn::StoreU(pairs, d16, reinterpret_cast<std::uint16_t*>(to));
+    const SignedVec pairs =
+        hn::IfVecThenElse(hn::Set(SignedTag(), 0xff), codes[0], hn::ShiftLeft<8>(codes[1]));
+    hn::StoreU(hn::TruncateTo(d16, hn::BitCast(UnsignedTag(), pairs)), d16,
+               reinterpret_cast<std::uint16_t*>(to));
     return;
   }
 #endif
   StoreCodes(codes[0], to);
   StoreCodes(codes[1], to + kLanes);
 }
-
-#if HWY_TARGET != HWY_SCALAR
-// 2·kLanes elements of bf16 as they are.
-using HalfTag = hn::Repartition<std::int16_t, FloatTag>;
-using HalfVec = hn::Vec<HalfTag>;
-HWY_INLINE HalfVec LoadHalves(const bf16* x) {
-  return hn::LoadU(HalfTag(), reinterpret_cast<const std::int16_t*>(x));
-}
-
-// What EncodeHalves takes from a magnitude: the exponent of the block's scale less the bias.
-template <class Q>
-HWY_INLINE SignedVec Subtrahends(SignedVec scale_codes) {
-  const SignedTag d;
-  const SignedVec code = hn::Max(scale_codes, hn::Set(d, 32));
-  return hn::ShiftLeft<7>(hn::Sub(code, hn::Set(d, Fp8<Q>::kBias)));
-}
-
-// Blocks whose largest magnitude is below this are too small for EncodeHalves, unless it is 0.
-inline constexpr std::int32_t kSmallestForHalves = (127 - 80) << 23;
-
-// The codes of bf16 elements of MXFP8 blocks, in half the width of EncodeFinite: exponents are
-// moved by subtraction. False, and nothing is stored, if one of them may have a subnormal code.
-template <class Q>
-HWY_INLINE bool EncodeHalves(HalfVec h, HalfVec subtrahend, std::uint8_t* codes) {
-  const HalfTag d;
-  constexpr int kShift = 7 - Fp8<Q>::kMantissa;
-  const HalfVec moved = hn::Sub(hn::And(h, hn::Set(d, 0x7fff)), subtrahend);
-  // From half of the smallest subnormal to the smallest normal.
-  const auto subnormal = hn::And(hn::Gt(moved, hn::Set(d, -(Fp8<Q>::kMantissa << 7) - 1)),
-                                 hn::Lt(moved, hn::Set(d, 0x80)));
-  if (HWY_UNLIKELY(!hn::AllFalse(d, subnormal))) return false;
-  const HalfVec m = hn::Max(moved, hn::Zero(d));
-  const HalfVec odd = hn::And(hn::ShiftRight<kShift>(m), hn::Set(d, 1));
-  const HalfVec code =
-      hn::ShiftRight<kShift>(hn::Add(hn::Add(m, hn::Set(d, (1 << (kShift - 1)) - 1)), odd));
-  const HalfVec sign = hn::And(hn::ShiftRight<8>(h), hn::Set(d, 0x80));
-  const hn::Rebind<std::uint8_t, HalfTag> d8;
-  hn::StoreU(hn::DemoteTo(d8, hn::Or(code, sign)), d8, codes);
-  return true;
-}
-#endif
 
 // kLanes codes as f32.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL

@@ -1,5 +1,5 @@
 // quantize on the CPU: the tensor is cut into tiles, each a band of rows that blocks do not cross
-// and a range of columns that stays in the cache; every copy of a tile is made while it is there.
+// and a range of columns; every copy of a tile is made while its values are in a cache.
 // A tile's codes and scales depend on nothing but its values, so any number of threads gives the
 // same bits.
 #include <algorithm>
@@ -11,6 +11,7 @@
 
 #include "cistron/base/threads.h"
 #include "cistron/ops/quantize/copy_decoder.h"
+#include "cistron/ops/quantize/mxfp8_bands.h"
 #include "cistron/ops/quantize/quantize_impls.h"
 #include "cistron/ops/quantize/quantize_rows.h"
 
@@ -20,6 +21,7 @@ namespace {
 constexpr std::int64_t kMaxCols = 1024;          // of a tile: its scales lie on the stack
 constexpr std::int64_t kTileElements = 1 << 15;  // 128 KiB of f32
 constexpr std::int64_t kGrain = 1 << 14;         // elements a thread takes at least
+constexpr std::int64_t kBandsOfThread = 4;       // without which tiles are narrow
 constexpr std::int64_t kTensorBand = 32;         // rows of a tile where blocks set no bounds
 
 // Rows [row_begin, row_end) of a segment and columns [col_begin, col_end) of a part.
@@ -31,17 +33,23 @@ struct Tile {
 // Tiles in memory order by bands.
 class Tiles {
  public:
-  Tiles(const BlockGrid& grid, std::int64_t band) {
-    const std::int64_t widest = std::clamp(kTileElements / band, std::int64_t{256}, kMaxCols);
-    for (std::int64_t part = 0; part < grid.cols; part += grid.part_cols) {
-      for (std::int64_t c = 0; c < grid.part_cols; c += widest) {
-        columns_.push_back({part + c, part + std::min(c + widest, grid.part_cols)});
-      }
-    }
+  // With `narrow`, a tile stays in the second-level cache and has at most kMaxCols columns;
+  // otherwise it is as wide as the tensor, which memory likes best, if there are bands enough for
+  // all threads.
+  Tiles(const BlockGrid& grid, std::int64_t band, bool narrow) {
     for (std::size_t s = 0; s < grid.segments.size(); ++s) {
       const BlockSegment& segment = grid.segments[s];
       for (std::int64_t r = segment.begin; r < segment.end; r += band) {
         bands_.push_back({s, r, std::min(r + band, segment.end)});
+      }
+    }
+    std::int64_t widest = std::max(grid.part_cols, std::int64_t{1});
+    if (narrow || static_cast<std::int64_t>(bands_.size()) < kBandsOfThread * NumThreads()) {
+      widest = std::clamp(kTileElements / band, std::int64_t{256}, kMaxCols);
+    }
+    for (std::int64_t part = 0; part < grid.cols; part += grid.part_cols) {
+      for (std::int64_t c = 0; c < grid.part_cols; c += widest) {
+        columns_.push_back({part + c, part + std::min(c + widest, grid.part_cols)});
       }
     }
     grain_ = 1 + kGrain / (band * std::min(widest, grid.cols) + 1);
@@ -72,11 +80,6 @@ class Tiles {
 };
 
 template <class T>
-std::uint32_t MagnitudeOf(T value) {
-  return std::bit_cast<std::uint32_t>(static_cast<float>(value)) & 0x7fffffffu;
-}
-
-template <class T>
 const T* At(const Tensor& t, std::int64_t row, std::int64_t col) {
   return t.data<T>() + row * t.stride(0) + col;
 }
@@ -88,25 +91,6 @@ std::uint8_t* ScaleBytes(const QuantizeTarget& to) {
   return static_cast<std::uint8_t*>(to.copy.scales.raw());
 }
 
-float AmaxOf(std::uint32_t magnitude) {
-  return magnitude > kInfMagnitude ? std::numeric_limits<float>::quiet_NaN()
-                                   : std::bit_cast<float>(magnitude);
-}
-
-// Largest magnitude of a range of values that is not NaN.
-template <class T>
-std::uint32_t MaxButNan(const Tensor& x, std::int64_t row_begin, std::int64_t row_end,
-                        std::int64_t col_begin, std::int64_t col_end) {
-  std::uint32_t largest = 0;
-  for (std::int64_t r = row_begin; r < row_end; ++r) {
-    for (std::int64_t c = col_begin; c < col_end; ++c) {
-      const std::uint32_t magnitude = MagnitudeOf(*At<T>(x, r, c));
-      if (magnitude <= kInfMagnitude) largest = std::max(largest, magnitude);
-    }
-  }
-  return largest;
-}
-
 struct Job {
   const QuantizeProblem& problem;
   bool power_of_two;
@@ -116,20 +100,6 @@ struct Job {
 
 bool IsMx(const Job& job) {
   return job.problem.scaling == Scaling::kMxfp8 || job.problem.scaling == Scaling::kMxfp8Block32x32;
-}
-
-// Blocks of one row. f32 scales along it: 1 × 128 row-wise.
-template <class T>
-void QuantizeRowBlocks(const Job& job, const T* x, std::int64_t n, std::uint8_t* codes,
-                       float* scales) {
-  constexpr std::int64_t kBlock = 128;
-  for (std::int64_t j = 0; j < n; j += kBlock, ++scales) {
-    const std::int64_t count = std::min(kBlock, n - j);
-    const float multiplier =
-        ScaleFromAmax(AmaxOf(MaxMagnitude(x + j, count)), job.problem.format, job.power_of_two);
-    *scales = 1.0f / multiplier;
-    EncodeRow(x + j, count, job.problem.format, multiplier, codes + j);
-  }
 }
 
 // Blocks along the rows of the tile.
@@ -153,76 +123,68 @@ void QuantizeRows(const Job& job, const Tile& tile, const QuantizeTarget& to) {
     if (IsMx(job)) {
       QuantizeRowMxfp8(x, n, job.problem.format, codes, ScaleBytes(to) + scale_at);
     } else {
-      QuantizeRowBlocks(job, x, n, codes, to.copy.scales.data<float>() + scale_at);
+      QuantizeRowF32(x, n, BlockSize(job.problem.scaling), job.problem.format, job.power_of_two,
+                     codes, to.copy.scales.data<float>() + scale_at);
     }
   }
 }
 
-// What blocks that span rows need: a value of the largest magnitude of each column of the tile.
+// A value of the largest magnitude of each column of a tile.
 template <class T>
 using ColumnValues = std::array<T, kMaxCols>;
 
-// Blocks that span the rows of the tile, one or block_cols columns wide. `ahead`: from this tile's
-// values to the next one's.
+// Blocks with scales in f32 that span the rows of the tile, one or block_cols columns wide.
+// `ahead`: from this tile's values to the next one's.
 template <class T>
-void QuantizeColumns(const Job& job, const Tile& tile, std::int64_t ahead, ColumnValues<T>& largest,
+void QuantizeColumns(const Job& job, const Tile& tile, std::int64_t ahead,
                      const QuantizeTarget& to) {
   const BlockGrid& grid = to.grid;
   const BlockSegment& segment = grid.segments[tile.segment];
   const DType format = job.problem.format;
   const std::int64_t n = tile.col_end - tile.col_begin;
-  const std::int64_t scale_at =
-      grid.ScaleRow(segment, tile.row_begin) * grid.scale_cols + grid.ScaleCol(tile.col_begin);
-  const bool mx = IsMx(job);
+  float* scales = to.copy.scales.data<float>() +
+                  grid.ScaleRow(segment, tile.row_begin) * grid.scale_cols +
+                  grid.ScaleCol(tile.col_begin);
+  ColumnValues<T> largest;
+  std::fill_n(largest.begin(), n, T(0.0f));
+  for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
+    MaxMagnitudes(At<T>(job.x, r, tile.col_begin), n, largest.data());
+  }
   const bool finite = MaxMagnitude(largest.data(), n) < kInfMagnitude;
   std::array<float, kMaxCols> multipliers;
-  std::array<std::int16_t, kMaxCols> moves;
-  bool common = true;  // all blocks are of common size
-  // The largest magnitude of some columns, without NaN for MXFP8.
-  const auto magnitude = [&](std::int64_t begin, std::int64_t end) {
-    const std::uint32_t most = MaxMagnitude(largest.data() + begin, end - begin);
-    if (!mx || most <= kInfMagnitude) return most;
-    return MaxButNan<T>(job.x, tile.row_begin, tile.row_end, tile.col_begin + begin,
-                        tile.col_begin + end);
-  };
-  if (mx && grid.block_cols == 1) {
-    if (!finite) {
-      for (std::int64_t j = 0; j < n; ++j) {
-        largest[static_cast<std::size_t>(j)] = T(std::bit_cast<float>(magnitude(j, j + 1)));
-      }
-    }
-    common = Mxfp8Scales(largest.data(), n, format, ScaleBytes(to) + scale_at, multipliers.data(),
-                         moves.data());
-  } else if (grid.block_cols == 1) {
-    F32Scales(largest.data(), n, format, job.power_of_two, to.copy.scales.data<float>() + scale_at,
-              multipliers.data());
+  if (grid.block_cols == 1) {
+    F32Scales(largest.data(), n, format, job.power_of_two, scales, multipliers.data());
   } else {
     for (std::int64_t begin = 0, block = 0; begin < n; begin += grid.block_cols, ++block) {
       const std::int64_t end = std::min(begin + grid.block_cols, n);
-      const float most = AmaxOf(magnitude(begin, end));
-      float multiplier = 0;
-      std::int16_t move = 0;
-      if (mx) {
-        std::array<float, kMultiplierPad> multiplier_group;
-        std::array<std::int16_t, kMultiplierPad> move_group;
-        common = Mxfp8Scales(&most, 1, format, ScaleBytes(to) + scale_at + block,
-                             multiplier_group.data(), move_group.data()) &&
-                 common;
-        multiplier = multiplier_group.front();
-        move = move_group.front();
-      } else {
-        multiplier = ScaleFromAmax(most, format, job.power_of_two);
-        to.copy.scales.data<float>()[scale_at + block] = 1.0f / multiplier;
-      }
+      const float most = AmaxOf(MaxMagnitude(largest.data() + begin, end - begin));
+      const float multiplier = ScaleFromAmax(most, format, job.power_of_two);
+      scales[block] = 1.0f / multiplier;
       const std::int64_t padded = (end + kMultiplierPad - 1) / kMultiplierPad * kMultiplierPad;
       std::fill(multipliers.begin() + begin, multipliers.begin() + padded, multiplier);
-      std::fill(moves.begin() + begin, moves.begin() + padded, move);
     }
   }
   for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
-    EncodeRow(At<T>(job.x, r, tile.col_begin), n, format, multipliers.data(),
-              common ? moves.data() : nullptr, mx && finite, ahead, CodesAt(to, r, tile.col_begin));
+    EncodeRow(At<T>(job.x, r, tile.col_begin), n, format, multipliers.data(), finite, ahead,
+              CodesAt(to, r, tile.col_begin));
   }
+}
+
+// Both copies of MXFP8, or those whose blocks span rows alone.
+template <class T>
+void QuantizeMxfp8(const Job& job, const Tile& tile, const QuantizeTarget* rows,
+                   const QuantizeTarget& columns) {
+  const auto copy = [&](const QuantizeTarget& to) {
+    const BlockGrid& grid = to.grid;
+    const std::int64_t scale = grid.ScaleRow(grid.segments[tile.segment], tile.row_begin);
+    return BandCopy{CodesAt(to, tile.row_begin, tile.col_begin), grid.cols,
+                    ScaleBytes(to) + scale * grid.scale_cols + grid.ScaleCol(tile.col_begin),
+                    grid.scale_cols};
+  };
+  QuantizeBandMxfp8(Band<T>{At<T>(job.x, tile.row_begin, tile.col_begin), job.x.stride(0),
+                            tile.row_end - tile.row_begin, tile.col_end - tile.col_begin},
+                    job.problem.format, columns.grid.block_cols != 1,
+                    rows == nullptr ? BandCopy{} : copy(*rows), copy(columns));
 }
 
 template <class T>
@@ -242,14 +204,9 @@ void QuantizeTile(const Job& job, const Tile& tile, std::int64_t ahead,
     }
     return;
   }
+  if (columns != nullptr && IsMx(job)) return QuantizeMxfp8<T>(job, tile, rows, *columns);
   if (rows != nullptr) QuantizeRows<T>(job, tile, *rows);
-  if (columns == nullptr) return;
-  ColumnValues<T> largest;
-  std::fill_n(largest.begin(), n, T(0.0f));
-  for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
-    MaxMagnitudes(At<T>(job.x, r, tile.col_begin), n, largest.data());
-  }
-  QuantizeColumns<T>(job, tile, ahead, largest, *columns);
+  if (columns != nullptr) QuantizeColumns<T>(job, tile, ahead, *columns);
 }
 
 template <class F>
@@ -271,7 +228,7 @@ void RunAmax(const Context&, const BlockGrid& grid, const Tensor& x, const Tenso
   std::vector<std::uint32_t> largest(static_cast<std::size_t>(grid.groups), 0u);
   WithValues(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    Tiles(grid, kTensorBand).ForEach([&](const Tile& tile) {
+    Tiles(grid, kTensorBand, false).ForEach([&](const Tile& tile) {
       std::uint32_t most = 0;
       for (std::int64_t r = tile.row_begin; r < tile.row_end; ++r) {
         most = std::max(most,
@@ -301,9 +258,10 @@ void RunQuantize(const Context&, const QuantizeProblem& p, std::span<const Quant
     }
   }
   const Job job{p, power_of_two, x, factor};
+  const bool narrow = !IsMx(job) && p.scaling != Scaling::kTensor;
   const std::int64_t cols = copies.front().grid.cols;
   WithValues(p.dtype, [&](auto tag) {
-    Tiles(copies.front().grid, band).ForEach([&](const Tile& tile) {
+    Tiles(copies.front().grid, band, narrow).ForEach([&](const Tile& tile) {
       const std::int64_t rows_ahead = (tile.row_end - tile.row_begin) * x.stride(0);
       const std::int64_t cols_ahead = tile.col_end - tile.col_begin;
       const std::int64_t ahead = tile.col_end < cols ? cols_ahead : rows_ahead - tile.col_begin;
@@ -317,7 +275,7 @@ void RunDequantize(const Context&, const QuantizeProblem& p, const BlockGrid& gr
   const CopyDecoder decoder(grid, q, p.format);
   WithValues(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    Tiles(grid, std::max(kTensorBand, grid.block_rows)).ForEach([&](const Tile& t) {
+    Tiles(grid, std::max(kTensorBand, grid.block_rows), false).ForEach([&](const Tile& t) {
       decoder.Decode(
           t.row_begin, t.row_end, t.col_begin, t.col_end, y.mode == WriteMode::kAccumulate,
           y.tensor.data<T>() + t.row_begin * y.tensor.stride(0) + t.col_begin, y.tensor.stride(0));

@@ -82,6 +82,21 @@ void ExpectCodes(const Tensor& x, float scale) {
   }
 }
 
+// The values of a format, the middles between them, and their neighbours in f32.
+std::vector<float> NearBoundaries(DType format) {
+  std::vector<float> near;
+  for (int code = 0; code < 256; ++code) {
+    const auto c = static_cast<std::uint8_t>(code);
+    const float value = ValueOf(c, format),
+                next = ValueOf(static_cast<std::uint8_t>(c ^ 1), format);
+    for (const float middle : {value, (value + next) / 2, value + (value - next) / 2}) {
+      const auto bits = std::bit_cast<std::uint32_t>(middle);
+      for (std::uint32_t d = 0; d < 5; ++d) near.push_back(std::bit_cast<float>(bits + d - 2));
+    }
+  }
+  return near;
+}
+
 TEST(QuantizeExact, EveryBf16) {
   const Tensor x = Tensor::Empty({256, 256}, DType::kBF16);
   for (std::int64_t i = 0; i < x.numel(); ++i) {
@@ -97,18 +112,9 @@ TEST(QuantizeExact, Fp32PatternsFarAndNearTheRoundingBoundaries) {
     x.data<float>()[i] = std::bit_cast<float>(static_cast<std::uint32_t>(i * 4099));
   }
   ExpectCodes(x, 1.0f);
-  // The values of both formats, the middles between them, and their neighbours.
   std::vector<float> near;
   for (const DType format : kFormats) {
-    for (int code = 0; code < 256; ++code) {
-      const auto c = static_cast<std::uint8_t>(code);
-      const float value = ValueOf(c, format),
-                  next = ValueOf(static_cast<std::uint8_t>(c ^ 1), format);
-      for (const float middle : {value, (value + next) / 2, value + (value - next) / 2}) {
-        const auto bits = std::bit_cast<std::uint32_t>(middle);
-        for (std::uint32_t d = 0; d < 5; ++d) near.push_back(std::bit_cast<float>(bits + d - 2));
-      }
-    }
+    for (const float v : NearBoundaries(format)) near.push_back(v);
   }
   ExpectCodes(Tensor::FromSpan<float>({1, static_cast<std::int64_t>(near.size())}, near), 1.0f);
 }
@@ -225,7 +231,7 @@ void ExpectSame(const Made& got, const Made& expected) {
 // Every bf16 up to the largest of its block, whatever the size of that: normal codes, subnormal
 // ones and what rounds to zero, alone and among each other.
 TEST(QuantizeExact, EveryBf16InBlocksOfEverySize) {
-  for (const int exponent : {0, 100, -60, -88, -100, -125}) {
+  for (const int exponent : {0, 97, 98, -60, -63, -64, -125}) {
     const Tensor x = Tensor::Empty({32 * 36, 32 * 36}, DType::kBF16);
     const bf16 largest(std::ldexp(1.75f, exponent));
     for (std::int64_t i = 0; i < x.numel(); ++i) {
@@ -242,6 +248,36 @@ TEST(QuantizeExact, EveryBf16InBlocksOfEverySize) {
       for (const Scaling scaling : {Scaling::kMxfp8, Scaling::kMxfp8Block32x32}) {
         SCOPED_TRACE(fmt::format("2^{} {} {}", exponent, Name(format), Name(scaling)));
         const QuantizeCase c{"every bf16", x.shape()};
+        const Made expected = MakeCase(Context().WithImpl("ref"), x, c, scaling, format, true, {});
+        ForAllButReference([&](const Context& ctx) {
+          ExpectSame(MakeCase(ctx, x, c, scaling, format, true, {}), expected);
+        });
+      }
+    }
+  }
+}
+
+// Ties and their neighbours in blocks of any size: the largest of each block is the format's
+// largest value times a power of two.
+TEST(QuantizeExact, Fp32NearRoundingBoundariesInBlocksOfEverySize) {
+  for (const DType format : kFormats) {
+    const float most = static_cast<float>(format == DType::kE4M3 ? e4m3::kMax : e5m2::kMax);
+    std::vector<float> near;
+    for (const float v : NearBoundaries(format)) {
+      if (std::fabs(v) <= most) near.push_back(v);
+    }
+    const int top = std::ilogb(most);
+    for (const int exponent : {0, -20, 97 - top, 98 - top, -63 - top, -64 - top, -120, -140}) {
+      const Tensor x = Tensor::Empty({64, 96}, DType::kF32);
+      for (std::int64_t i = 0, next = 0; i < x.numel(); ++i) {
+        const bool anchor = i / 96 % 32 == 0 || i % 32 == 0;
+        const auto at = static_cast<std::size_t>(next) % near.size();
+        x.data<float>()[i] = std::ldexp(anchor ? most : near[at], exponent);
+        next += anchor ? 0 : 1;
+      }
+      for (const Scaling scaling : {Scaling::kMxfp8, Scaling::kMxfp8Block32x32}) {
+        SCOPED_TRACE(fmt::format("2^{} {} {}", exponent, Name(format), Name(scaling)));
+        const QuantizeCase c{"near boundaries", x.shape()};
         const Made expected = MakeCase(Context().WithImpl("ref"), x, c, scaling, format, true, {});
         ForAllButReference([&](const Context& ctx) {
           ExpectSame(MakeCase(ctx, x, c, scaling, format, true, {}), expected);

@@ -5,12 +5,14 @@
 #include <bit>
 #include <limits>
 
+#include "cistron/ops/quantize/quantize.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cistron/ops/quantize/quantize_rows_cpu.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "cistron/ops/quantize/fp8-inl.h"
+#include "cistron/ops/quantize/mxfp8-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistron::ops::internal {
@@ -18,64 +20,9 @@ namespace HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
-using ops::HWY_NAMESPACE::Encode;
-using ops::HWY_NAMESPACE::EncodeFinite;
-using ops::HWY_NAMESPACE::FloatTag;
-using ops::HWY_NAMESPACE::FloatVec;
-#if HWY_TARGET != HWY_SCALAR
-using ops::HWY_NAMESPACE::EncodeHalves;
-using ops::HWY_NAMESPACE::HalfTag;
-using ops::HWY_NAMESPACE::HalfVec;
-using ops::HWY_NAMESPACE::kSmallestForHalves;
-using ops::HWY_NAMESPACE::LoadHalves;
-using ops::HWY_NAMESPACE::Subtrahends;
-#endif
-using ops::HWY_NAMESPACE::kLanes;
-using ops::HWY_NAMESPACE::LoadFloat;
-using ops::HWY_NAMESPACE::LoadFloats;
-using ops::HWY_NAMESPACE::SignedTag;
-using ops::HWY_NAMESPACE::SignedVec;
-using ops::HWY_NAMESPACE::StoreCodePair;
-using ops::HWY_NAMESPACE::StoreCodes;
-using ops::HWY_NAMESPACE::WithFormat;
+using namespace ops::HWY_NAMESPACE;  // NOLINT: the vector helpers of this instruction set
 
-constexpr std::int64_t kBlock = 32;         // of MXFP8
-constexpr std::int64_t kPair = 2 * kLanes;  // elements that are loaded together
 constexpr std::int64_t kBlocksAtOnce = 32;  // of a row
-
-template <class T>
-using Tail = ops::HWY_NAMESPACE::Tail<T, kPair>;
-
-// Magnitudes are compared as integers of the type's own width.
-template <class T>
-struct Bits;
-template <>
-struct Bits<float> {
-  using Tag = hn::ScalableTag<std::int32_t>;
-  static constexpr std::int32_t kMask = 0x7fffffff;
-};
-template <>
-struct Bits<bf16> {
-  using Tag = hn::ScalableTag<std::int16_t>;
-  static constexpr std::int16_t kMask = 0x7fff;
-};
-template <class T>
-using BitsTag = typename Bits<T>::Tag;
-template <class T>
-using BitsVec = hn::Vec<BitsTag<T>>;
-template <class T>
-inline constexpr std::int64_t kBitsLanes = static_cast<std::int64_t>(hn::MaxLanes(BitsTag<T>()));
-
-template <class T>
-HWY_INLINE BitsVec<T> LoadMagnitude(const T* x) {
-  const BitsTag<T> d;
-  const auto bits = hn::LoadU(d, reinterpret_cast<const hn::TFromD<BitsTag<T>>*>(x));
-  return hn::And(bits, hn::Set(d, Bits<T>::kMask));
-}
-template <class T>
-std::uint32_t MagnitudeOf(T value) {
-  return std::bit_cast<std::uint32_t>(static_cast<float>(value)) & 0x7fffffffu;
-}
 
 template <class T>
 std::uint32_t RowMax(const T* x, std::int64_t n) {
@@ -105,78 +52,6 @@ void ColumnMax(const T* x, std::int64_t n, T* largest) {
   for (; j < n; ++j) {
     if (MagnitudeOf(x[j]) > MagnitudeOf(largest[j])) largest[j] = x[j];
   }
-}
-
-// MXFP8's codes for magnitudes that are not NaN.
-template <class Q>
-HWY_INLINE SignedVec ScaleCodes(FloatVec magnitude) {
-  const SignedTag d;
-  // fl32(1 / 448) and fl32(1 / 57344).
-  const FloatVec t = hn::Mul(magnitude, hn::Set(FloatTag(), 1.0f / Q::kMax));
-  const SignedVec bits = hn::BitCast(d, t);
-  const SignedVec up = hn::ShiftRight<23>(hn::Add(bits, hn::Set(d, 0x7fffff)));
-  // Up to 2^-127 is code 0; Inf, like the numbers below it, is code 254.
-  const auto normal = hn::Gt(bits, hn::Set(d, 0x400000));
-  return hn::Min(hn::IfThenElseZero(normal, up), hn::Set(d, 254));
-}
-
-HWY_INLINE FloatVec Multipliers(SignedVec codes) {
-  const SignedTag d;
-  const SignedVec bits = hn::ShiftLeft<23>(hn::Sub(hn::Set(d, 254), codes));
-  return hn::BitCast(FloatTag(), hn::Max(bits, hn::Set(d, 0x400000)));  // 2^-127 for 254
-}
-
-// kPair columns. Returns whether EncodeHalves may be used, Inf apart.
-template <class Q, class T>
-HWY_INLINE bool ScalesPair(const T* largest, std::uint8_t* codes, float* multipliers,
-                           std::int16_t* moves) {
-  const SignedTag d;
-  FloatVec v[2];
-  LoadFloats(largest, v);
-  SignedVec code[2];
-  bool common = true;
-  for (int i = 0; i < 2; ++i) {
-    const SignedVec bits = hn::And(hn::BitCast(d, v[i]), hn::Set(d, 0x7fffffff));
-    code[i] = ScaleCodes<Q>(hn::BitCast(FloatTag(), bits));
-    hn::StoreU(Multipliers(code[i]), FloatTag(), multipliers + i * kLanes);
-#if HWY_TARGET != HWY_SCALAR
-    const auto small =
-        hn::And(hn::Gt(bits, hn::Zero(d)), hn::Lt(bits, hn::Set(d, kSmallestForHalves)));
-    common = common && hn::AllFalse(d, small);
-#endif
-  }
-  StoreCodePair<T>(code, codes);
-#if HWY_TARGET != HWY_SCALAR
-  const SignedVec m0 = Subtrahends<Q>(code[0]), m1 = Subtrahends<Q>(code[1]);
-  if constexpr (sizeof(T) == 2) {  // LoadFloats takes even and odd elements apart
-    const SignedVec pairs = hn::Or(hn::And(m0, hn::Set(d, 0xffff)), hn::ShiftLeft<16>(m1));
-    hn::StoreU(hn::BitCast(HalfTag(), pairs), HalfTag(), moves);
-  } else {
-    const hn::Rebind<std::int16_t, FloatTag> narrow;
-    hn::StoreU(hn::DemoteTo(narrow, m0), narrow, moves);
-    hn::StoreU(hn::DemoteTo(narrow, m1), narrow, moves + kLanes);
-  }
-#else
-  std::fill_n(moves, kPair, std::int16_t{0});
-#endif
-  return common;
-}
-
-template <class Q, class T>
-bool ScalesRow(const T* largest, std::int64_t n, std::uint8_t* codes, float* multipliers,
-               std::int16_t* moves) {
-  bool common = true;
-  std::int64_t j = 0;
-  for (; j + kPair <= n; j += kPair) {
-    common &= ScalesPair<Q>(largest + j, codes + j, multipliers + j, moves + j);
-  }
-  if (j < n) {
-    const Tail<T> tail(largest + j, n - j);
-    Tail<std::uint8_t> code_tail;
-    common &= ScalesPair<Q>(tail.values, code_tail.values, multipliers + j, moves + j);
-    code_tail.CopyTo(codes + j, n - j);
-  }
-  return common;
 }
 
 // s of the "others" of quantize.h.
@@ -225,8 +100,8 @@ void F32ScalesRow(const T* largest, std::int64_t n, DType format, bool power_of_
     F32ScalesPair(largest + j, most, power_of_two, scales + j, multipliers + j);
   }
   if (j < n) {
-    const Tail<T> tail(largest + j, n - j);
-    Tail<float> scale_tail;
+    const PairTail<T> tail(largest + j, n - j);
+    PairTail<float> scale_tail;
     F32ScalesPair(tail.values, most, power_of_two, scale_tail.values, multipliers + j);
     scale_tail.CopyTo(scales + j, n - j);
   }
@@ -256,194 +131,134 @@ HWY_INLINE void EncodeWith(const T* x, std::int64_t n, const float* multipliers,
   constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(T));
   std::int64_t j = 0;
   for (; j + kPair <= n; j += kPair) {
-    for (std::int64_t i = 0; i < kPair; i += kLine) __builtin_prefetch(x + j + i + ahead);
+    for (std::int64_t i = 0; i < kPair; i += kLine) {
+      __builtin_prefetch(x + j + i + ahead, 0, 2);
+    }
+    __builtin_prefetch(codes + j + ahead, 0, 2);
     EncodePair<kFinite, Q>(x + j, hn::LoadU(d, multipliers + j),
                            hn::LoadU(d, multipliers + j + kLanes), codes + j);
   }
   if (j < n) {
-    const Tail<T> tail(x + j, n - j);
-    Tail<std::uint8_t> code_tail;
+    const PairTail<T> tail(x + j, n - j);
+    PairTail<std::uint8_t> code_tail;
     EncodePair<kFinite, Q>(tail.values, hn::LoadU(d, multipliers + j),
                            hn::LoadU(d, multipliers + j + kLanes), code_tail.values);
     code_tail.CopyTo(codes + j, n - j);
   }
 }
 
-#if HWY_TARGET != HWY_SCALAR
-template <class Q>
-HWY_INLINE void EncodeMoved(const bf16* x, std::int64_t n, const float* multipliers,
-                            const std::int16_t* moves, std::int64_t ahead, std::uint8_t* codes) {
-  const FloatTag d;
-  constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(bf16));
-  const auto pair = [&](const bf16* from, std::int64_t j, std::uint8_t* to) HWY_ATTR {
-    if (EncodeHalves<Q>(LoadHalves(from), hn::LoadU(HalfTag(), moves + j), to)) return;
-    EncodePair<true, Q>(from, hn::LoadU(d, multipliers + j), hn::LoadU(d, multipliers + j + kLanes),
-                        to);
-  };
-  std::int64_t j = 0;
-  for (; j + kPair <= n; j += kPair) {
-    for (std::int64_t i = 0; i < kPair; i += kLine) __builtin_prefetch(x + j + i + ahead);
-    pair(x + j, j, codes + j);
-  }
-  if (j < n) {
-    const Tail<bf16> tail(x + j, n - j);
-    Tail<std::uint8_t> code_tail;
-    pair(tail.values, j, code_tail.values);
-    code_tail.CopyTo(codes + j, n - j);
-  }
-}
-#endif
-
-template <class Q, class T>
-void EncodeByColumn(const T* x, std::int64_t n, const float* multipliers, const std::int16_t* moves,
-                    bool finite, std::int64_t ahead, std::uint8_t* codes) {
-#if HWY_TARGET != HWY_SCALAR
-  if constexpr (sizeof(T) == 2) {
-    if (finite && moves != nullptr) {
-      return EncodeMoved<Q>(x, n, multipliers, moves, ahead, codes);
-    }
-  }
-#endif
-  if (finite) {
-    EncodeWith<true, Q>(x, n, multipliers, ahead, codes);
-  } else {
-    EncodeWith<false, Q>(x, n, multipliers, ahead, codes);
-  }
-}
-
-template <class Q, class T>
-void EncodeByOne(const T* x, std::int64_t n, float multiplier, std::uint8_t* codes) {
+template <bool kFinite, class Q, class T>
+HWY_INLINE void EncodeByOne(const T* x, std::int64_t n, float multiplier, std::uint8_t* codes) {
   const FloatVec by = hn::Set(FloatTag(), multiplier);
   std::int64_t j = 0;
-  for (; j + kPair <= n; j += kPair) EncodePair<false, Q>(x + j, by, by, codes + j);
+  for (; j + kPair <= n; j += kPair) EncodePair<kFinite, Q>(x + j, by, by, codes + j);
   if (j < n) {
-    const Tail<T> tail(x + j, n - j);
-    Tail<std::uint8_t> code_tail;
-    EncodePair<false, Q>(tail.values, by, by, code_tail.values);
+    const PairTail<T> tail(x + j, n - j);
+    PairTail<std::uint8_t> code_tail;
+    EncodePair<kFinite, Q>(tail.values, by, by, code_tail.values);
     code_tail.CopyTo(codes + j, n - j);
   }
-}
-
-// A block with NaN or Inf, or one that is not whole.
-template <class Q, class T>
-HWY_NOINLINE void QuantizeAnyBlock(const T* x, std::int64_t n, std::uint8_t* codes,
-                                   std::uint8_t* scale) {
-  std::uint32_t largest = 0;
-  for (std::int64_t j = 0; j < n; ++j) {
-    const std::uint32_t bits = MagnitudeOf(x[j]);
-    if (bits <= kInfMagnitude) largest = std::max(largest, bits);
-  }
-  const SignedVec code = ScaleCodes<Q>(hn::Set(FloatTag(), std::bit_cast<float>(largest)));
-  *scale = static_cast<std::uint8_t>(hn::GetLane(code));
-  EncodeByOne<Q>(x, n, hn::GetLane(Multipliers(code)), codes);
 }
 
 #if HWY_TARGET == HWY_SCALAR
-// Largest magnitudes of `count` whole blocks.
-template <class T>
-void BlockMax(const T* x, std::int64_t count, std::int32_t* largest) {
+template <class Q, class T>
+void QuantizeBlocks(const T* x, std::int64_t count, std::uint8_t* codes, std::uint8_t* scales) {
   for (std::int64_t b = 0; b < count; ++b) {
-    largest[b] = static_cast<std::int32_t>(RowMax(x + b * kBlock, kBlock));
+    AnyBlock<Q>(x + b * kMxBlock, kMxBlock, codes + b * kMxBlock, scales + b);
   }
 }
 #else
-template <class D>
-HWY_INLINE auto MaxTo128(D d, hn::Vec<D> v) {
-  if constexpr (hn::MaxLanes(d) * sizeof(hn::TFromD<D>) > 16) {
-    const hn::Half<D> half;
-    return MaxTo128(half, hn::Max(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
-  } else {
-    return v;
-  }
-}
-
 // Four lanes of 32 bits that hold the candidates of one block.
 template <class T>
 HWY_INLINE auto BlockCandidates(const T* x) {
   auto largest = LoadMagnitude(x);
-  for (std::int64_t j = kBitsLanes<T>; j < kBlock; j += kBitsLanes<T>) {
+  for (std::int64_t j = kBitsLanes<T>; j < kMxBlock; j += kBitsLanes<T>) {
     largest = hn::Max(largest, LoadMagnitude(x + j));
   }
   return MaxTo128(BitsTag<T>(), largest);
 }
 
-// Larger of each pair of lanes of 32 bits, compared as the type's own integers.
-template <class T, class V>
-HWY_INLINE V MaxAs(V a, V b) {
-  const hn::Full128<std::int32_t> d;
-  const hn::Repartition<hn::TFromD<BitsTag<T>>, decltype(d)> bits;
-  return hn::BitCast(d, hn::Max(hn::BitCast(bits, a), hn::BitCast(bits, b)));
-}
-
 // Largest magnitudes of `count` whole blocks, four at a time: `largest` is written beyond them up
 // to a multiple of four.
 template <class T>
-void BlockMax(const T* x, std::int64_t count, std::int32_t* largest) {
+HWY_INLINE void BlockMax(const T* x, std::int64_t count, std::int32_t* largest) {
   const hn::Full128<std::int32_t> d;
-  const hn::Full128<std::int64_t> wide;
   for (std::int64_t b = 0; b < count; b += 4) {
     const auto block = [&](std::int64_t i) HWY_ATTR {
-      return hn::BitCast(d, BlockCandidates(x + std::min(b + i, count - 1) * kBlock));
+      return hn::BitCast(d, BlockCandidates(x + std::min(b + i, count - 1) * kMxBlock));
     };
-    const auto m0 = block(0), m1 = block(1), m2 = block(2), m3 = block(3);
-    const auto m01 = MaxAs<T>(hn::InterleaveLower(d, m0, m1), hn::InterleaveUpper(d, m0, m1));
-    const auto m23 = MaxAs<T>(hn::InterleaveLower(d, m2, m3), hn::InterleaveUpper(d, m2, m3));
-    const auto low = hn::BitCast(wide, m01), high = hn::BitCast(wide, m23);
-    auto most = MaxAs<T>(hn::BitCast(d, hn::InterleaveLower(wide, low, high)),
-                         hn::BitCast(d, hn::InterleaveUpper(wide, low, high)));
-    if constexpr (sizeof(T) == 2) {
-      most = hn::Max(hn::ShiftLeft<16>(most), hn::And(most, hn::Set(d, 0x7fff0000)));
-    }
-    hn::StoreU(most, d, largest + b);
+    hn::StoreU(MaxOfFour<T>(block(0), block(1), block(2), block(3)), d, largest + b);
   }
+}
+
+// At most kBlocksAtOnce whole blocks.
+template <class Q, class T>
+void QuantizeBlocks(const T* x, std::int64_t count, std::uint8_t* codes, std::uint8_t* scales) {
+  const SignedTag d;
+  HWY_ALIGN std::int32_t largest[kBlocksAtOnce] = {};
+  HWY_ALIGN std::int32_t lowest[kBlocksAtOnce], offset[kBlocksAtOnce];
+  HWY_ALIGN std::uint8_t scale_codes[kBlocksAtOnce];
+  BlockMax(x, count, largest);
+  for (std::int64_t b = count; b < kBlocksAtOnce; ++b) largest[b] = 0;
+  auto uncommon = hn::Lt(hn::Zero(d), hn::Zero(d));
+  for (std::int64_t b = 0; b < kBlocksAtOnce; b += kLanes) {
+    const SignedVec magnitudes = hn::Load(d, largest + b);
+    uncommon = hn::Or(uncommon, IsUncommon(magnitudes));
+    const SignedVec code = ScaleCodes<Q>(hn::BitCast(FloatTag(), magnitudes));
+    const BlockConstants constants = ConstantsOf<Q>(code);
+    StoreCodes(code, scale_codes + b);
+    hn::Store(constants.lowest, d, lowest + b);
+    hn::Store(constants.offset, d, offset + b);
+  }
+  const bool all_common = hn::AllFalse(d, uncommon);
+  for (std::int64_t b = 0; b < count; ++b) {
+    const bool common =
+        largest[b] == 0 || (largest[b] >= kSmallestCommon && largest[b] < kBeyondCommon);
+    if (HWY_UNLIKELY(!all_common && !common)) {
+      AnyBlock<Q>(x + b * kMxBlock, kMxBlock, codes + b * kMxBlock, scale_codes + b);
+      continue;
+    }
+    const BlockConstants block{hn::Set(d, lowest[b]), hn::Set(d, offset[b])};
+    for (std::int64_t j = 0; j < kMxBlock; j += 64 / static_cast<std::int64_t>(sizeof(T))) {
+      __builtin_prefetch(x + (kBlocksAtOnce + b) * kMxBlock + j);
+    }
+    for (std::int64_t j = b * kMxBlock; j < (b + 1) * kMxBlock; j += kPair) {
+      const ElementPair<T> pair(x + j);
+      EncodeInBlocks<Q>(pair, block, block, codes + j);
+    }
+  }
+  std::copy_n(scale_codes, count, scales);
 }
 #endif
 
 template <class Q, class T>
 void RowMxfp8(const T* x, std::int64_t n, std::uint8_t* codes, std::uint8_t* scales) {
-  const FloatTag d;
-  HWY_ALIGN std::int32_t largest[kBlocksAtOnce];
-  HWY_ALIGN float multipliers[kBlocksAtOnce];
-#if HWY_TARGET != HWY_SCALAR
-  HWY_ALIGN std::int16_t moves[kBlocksAtOnce];
-#endif
-  HWY_ALIGN std::uint8_t scale_codes[kBlocksAtOnce];
-  while (n >= kBlock) {
-    const std::int64_t count = std::min(n / kBlock, kBlocksAtOnce);
-    BlockMax(x, count, largest);
-    for (std::int64_t b = 0; b < count; b += kLanes) {
-      const SignedVec code = ScaleCodes<Q>(hn::BitCast(d, hn::Load(SignedTag(), largest + b)));
-      StoreCodes(code, scale_codes + b);
-      hn::Store(Multipliers(code), d, multipliers + b);
-#if HWY_TARGET != HWY_SCALAR
-      const hn::Rebind<std::int16_t, FloatTag> narrow;
-      hn::StoreU(hn::DemoteTo(narrow, Subtrahends<Q>(code)), narrow, moves + b);
-#endif
-    }
-    for (std::int64_t b = 0; b < count; ++b) {
-      if (HWY_UNLIKELY(static_cast<std::uint32_t>(largest[b]) >= kInfMagnitude)) {
-        QuantizeAnyBlock<Q>(x + b * kBlock, kBlock, codes + b * kBlock, scale_codes + b);
-        continue;
-      }
-      const FloatVec by = hn::Set(d, multipliers[b]);
-      for (std::int64_t j = b * kBlock; j < (b + 1) * kBlock; j += kPair) {
-#if HWY_TARGET != HWY_SCALAR
-        if constexpr (sizeof(T) == 2) {
-          const bool common = largest[b] == 0 || largest[b] >= kSmallestForHalves;
-          const HalfVec move = hn::Set(HalfTag(), moves[b]);
-          if (common && EncodeHalves<Q>(LoadHalves(x + j), move, codes + j)) continue;
-        }
-#endif
-        EncodePair<true, Q>(x + j, by, by, codes + j);
-      }
-    }
-    for (std::int64_t b = 0; b < count; ++b) scales[b] = scale_codes[b];
-    x += count * kBlock;
-    codes += count * kBlock;
+  for (; n >= kMxBlock;) {
+    const std::int64_t count = std::min(n / kMxBlock, kBlocksAtOnce);
+    QuantizeBlocks<Q>(x, count, codes, scales);
+    x += count * kMxBlock;
+    codes += count * kMxBlock;
     scales += count;
-    n -= count * kBlock;
+    n -= count * kMxBlock;
   }
-  if (n > 0) QuantizeAnyBlock<Q>(x, n, codes, scales);
+  if (n > 0) AnyBlock<Q>(x, n, codes, scales);
+}
+
+// Blocks of `block` values with scales in f32.
+template <class Q, class T>
+void RowF32(const T* x, std::int64_t n, std::int64_t block, DType format, bool power_of_two,
+            std::uint8_t* codes, float* scales) {
+  for (std::int64_t j = 0; j < n; j += block, ++scales) {
+    const std::int64_t count = std::min(block, n - j);
+    const std::uint32_t largest = RowMax(x + j, count);
+    const float multiplier = ScaleFromAmax(AmaxOf(largest), format, power_of_two);
+    *scales = 1.0f / multiplier;
+    if (largest < kInfMagnitude) {
+      EncodeByOne<true, Q>(x + j, count, multiplier, codes + j);
+    } else {
+      EncodeByOne<false, Q>(x + j, count, multiplier, codes + j);
+    }
+  }
 }
 
 // Entry points of one instruction set.
@@ -459,23 +274,6 @@ void ColumnMaxF32(const float* x, std::int64_t n, float* to) {
 void ColumnMaxBF16(const bf16* x, std::int64_t n, bf16* to) {
   ColumnMax(x, n, to);
 }
-template <class T>
-bool ScalesAny(const T* largest, std::int64_t n, DType format, std::uint8_t* codes,
-               float* multipliers, std::int16_t* moves) {
-  bool common = false;
-  WithFormat(format, [&](auto q) HWY_ATTR {
-    common = ScalesRow<typename decltype(q)::type>(largest, n, codes, multipliers, moves);
-  });
-  return common;
-}
-bool ScalesF32(const float* largest, std::int64_t n, DType format, std::uint8_t* codes,
-               float* multipliers, std::int16_t* moves) {
-  return ScalesAny(largest, n, format, codes, multipliers, moves);
-}
-bool ScalesBF16(const bf16* largest, std::int64_t n, DType format, std::uint8_t* codes,
-                float* multipliers, std::int16_t* moves) {
-  return ScalesAny(largest, n, format, codes, multipliers, moves);
-}
 void F32ScalesF32(const float* largest, std::int64_t n, DType format, bool power_of_two,
                   float* scales, float* multipliers) {
   F32ScalesRow(largest, n, format, power_of_two, scales, multipliers);
@@ -485,17 +283,21 @@ void F32ScalesBF16(const bf16* largest, std::int64_t n, DType format, bool power
   F32ScalesRow(largest, n, format, power_of_two, scales, multipliers);
 }
 template <class T>
-void EncodeColumns(const T* x, std::int64_t n, DType format, const float* multipliers,
-                   const std::int16_t* moves, bool finite, std::int64_t ahead,
-                   std::uint8_t* codes) {
+void EncodeColumns(const T* x, std::int64_t n, DType format, const float* multipliers, bool finite,
+                   std::int64_t ahead, std::uint8_t* codes) {
   WithFormat(format, [&](auto q) HWY_ATTR {
-    EncodeByColumn<typename decltype(q)::type>(x, n, multipliers, moves, finite, ahead, codes);
+    using Q = typename decltype(q)::type;
+    if (finite) {
+      EncodeWith<true, Q>(x, n, multipliers, ahead, codes);
+    } else {
+      EncodeWith<false, Q>(x, n, multipliers, ahead, codes);
+    }
   });
 }
 template <class T>
 void EncodeOne(const T* x, std::int64_t n, DType format, float multiplier, std::uint8_t* codes) {
   WithFormat(format, [&](auto q) HWY_ATTR {
-    EncodeByOne<typename decltype(q)::type>(x, n, multiplier, codes);
+    EncodeByOne<false, typename decltype(q)::type>(x, n, multiplier, codes);
   });
 }
 template <class T>
@@ -504,15 +306,20 @@ void RowBlocks(const T* x, std::int64_t n, DType format, std::uint8_t* codes,
   WithFormat(format,
              [&](auto q) HWY_ATTR { RowMxfp8<typename decltype(q)::type>(x, n, codes, scales); });
 }
+template <class T>
+void RowF32Blocks(const T* x, std::int64_t n, std::int64_t block, DType format, bool power_of_two,
+                  std::uint8_t* codes, float* scales) {
+  WithFormat(format, [&](auto q) HWY_ATTR {
+    RowF32<typename decltype(q)::type>(x, n, block, format, power_of_two, codes, scales);
+  });
+}
 void EncodeColumnsF32(const float* x, std::int64_t n, DType format, const float* multipliers,
-                      const std::int16_t* moves, bool finite, std::int64_t ahead,
-                      std::uint8_t* codes) {
-  EncodeColumns(x, n, format, multipliers, moves, finite, ahead, codes);
+                      bool finite, std::int64_t ahead, std::uint8_t* codes) {
+  EncodeColumns(x, n, format, multipliers, finite, ahead, codes);
 }
 void EncodeColumnsBF16(const bf16* x, std::int64_t n, DType format, const float* multipliers,
-                       const std::int16_t* moves, bool finite, std::int64_t ahead,
-                       std::uint8_t* codes) {
-  EncodeColumns(x, n, format, multipliers, moves, finite, ahead, codes);
+                       bool finite, std::int64_t ahead, std::uint8_t* codes) {
+  EncodeColumns(x, n, format, multipliers, finite, ahead, codes);
 }
 void EncodeOneF32(const float* x, std::int64_t n, DType format, float multiplier,
                   std::uint8_t* codes) {
@@ -530,6 +337,14 @@ void RowBlocksBF16(const bf16* x, std::int64_t n, DType format, std::uint8_t* co
                    std::uint8_t* scales) {
   RowBlocks(x, n, format, codes, scales);
 }
+void RowF32BlocksF32(const float* x, std::int64_t n, std::int64_t block, DType format,
+                     bool power_of_two, std::uint8_t* codes, float* scales) {
+  RowF32Blocks(x, n, block, format, power_of_two, codes, scales);
+}
+void RowF32BlocksBF16(const bf16* x, std::int64_t n, std::int64_t block, DType format,
+                      bool power_of_two, std::uint8_t* codes, float* scales) {
+  RowF32Blocks(x, n, block, format, power_of_two, codes, scales);
+}
 
 }  // namespace
 }  // namespace HWY_NAMESPACE
@@ -546,14 +361,14 @@ HWY_EXPORT(ColumnMaxF32);
 HWY_EXPORT(ColumnMaxBF16);
 HWY_EXPORT(F32ScalesF32);
 HWY_EXPORT(F32ScalesBF16);
-HWY_EXPORT(ScalesF32);
-HWY_EXPORT(ScalesBF16);
 HWY_EXPORT(EncodeColumnsF32);
 HWY_EXPORT(EncodeColumnsBF16);
 HWY_EXPORT(EncodeOneF32);
 HWY_EXPORT(EncodeOneBF16);
 HWY_EXPORT(RowBlocksF32);
 HWY_EXPORT(RowBlocksBF16);
+HWY_EXPORT(RowF32BlocksF32);
+HWY_EXPORT(RowF32BlocksBF16);
 
 }  // namespace
 
@@ -569,14 +384,6 @@ void MaxMagnitudes(const float* x, std::int64_t n, float* largest) {
 void MaxMagnitudes(const bf16* x, std::int64_t n, bf16* largest) {
   HWY_DYNAMIC_DISPATCH(ColumnMaxBF16)(x, n, largest);
 }
-bool Mxfp8Scales(const float* largest, std::int64_t n, DType format, std::uint8_t* codes,
-                 float* multipliers, std::int16_t* moves) {
-  return HWY_DYNAMIC_DISPATCH(ScalesF32)(largest, n, format, codes, multipliers, moves);
-}
-bool Mxfp8Scales(const bf16* largest, std::int64_t n, DType format, std::uint8_t* codes,
-                 float* multipliers, std::int16_t* moves) {
-  return HWY_DYNAMIC_DISPATCH(ScalesBF16)(largest, n, format, codes, multipliers, moves);
-}
 void F32Scales(const float* largest, std::int64_t n, DType format, bool power_of_two, float* scales,
                float* multipliers) {
   HWY_DYNAMIC_DISPATCH(F32ScalesF32)(largest, n, format, power_of_two, scales, multipliers);
@@ -585,13 +392,13 @@ void F32Scales(const bf16* largest, std::int64_t n, DType format, bool power_of_
                float* multipliers) {
   HWY_DYNAMIC_DISPATCH(F32ScalesBF16)(largest, n, format, power_of_two, scales, multipliers);
 }
-void EncodeRow(const float* x, std::int64_t n, DType format, const float* multipliers,
-               const std::int16_t* moves, bool finite, std::int64_t ahead, std::uint8_t* codes) {
-  HWY_DYNAMIC_DISPATCH(EncodeColumnsF32)(x, n, format, multipliers, moves, finite, ahead, codes);
+void EncodeRow(const float* x, std::int64_t n, DType format, const float* multipliers, bool finite,
+               std::int64_t ahead, std::uint8_t* codes) {
+  HWY_DYNAMIC_DISPATCH(EncodeColumnsF32)(x, n, format, multipliers, finite, ahead, codes);
 }
-void EncodeRow(const bf16* x, std::int64_t n, DType format, const float* multipliers,
-               const std::int16_t* moves, bool finite, std::int64_t ahead, std::uint8_t* codes) {
-  HWY_DYNAMIC_DISPATCH(EncodeColumnsBF16)(x, n, format, multipliers, moves, finite, ahead, codes);
+void EncodeRow(const bf16* x, std::int64_t n, DType format, const float* multipliers, bool finite,
+               std::int64_t ahead, std::uint8_t* codes) {
+  HWY_DYNAMIC_DISPATCH(EncodeColumnsBF16)(x, n, format, multipliers, finite, ahead, codes);
 }
 void EncodeRow(const float* x, std::int64_t n, DType format, float multiplier,
                std::uint8_t* codes) {
@@ -607,6 +414,14 @@ void QuantizeRowMxfp8(const float* x, std::int64_t n, DType format, std::uint8_t
 void QuantizeRowMxfp8(const bf16* x, std::int64_t n, DType format, std::uint8_t* codes,
                       std::uint8_t* scales) {
   HWY_DYNAMIC_DISPATCH(RowBlocksBF16)(x, n, format, codes, scales);
+}
+void QuantizeRowF32(const float* x, std::int64_t n, std::int64_t block, DType format,
+                    bool power_of_two, std::uint8_t* codes, float* scales) {
+  HWY_DYNAMIC_DISPATCH(RowF32BlocksF32)(x, n, block, format, power_of_two, codes, scales);
+}
+void QuantizeRowF32(const bf16* x, std::int64_t n, std::int64_t block, DType format,
+                    bool power_of_two, std::uint8_t* codes, float* scales) {
+  HWY_DYNAMIC_DISPATCH(RowF32BlocksBF16)(x, n, block, format, power_of_two, codes, scales);
 }
 
 }  // namespace cistron::ops::internal
