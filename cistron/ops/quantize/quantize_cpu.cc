@@ -19,7 +19,7 @@ namespace cistron::ops::internal {
 namespace {
 
 constexpr std::int64_t kMaxCols = 1024;          // of a tile: its scales lie on the stack
-constexpr std::int64_t kTileElements = 1 << 15;  // 128 KiB of f32
+constexpr std::int64_t kTileElements = 1 << 17;  // 512 KiB of f32
 constexpr std::int64_t kGrain = 1 << 14;         // elements a thread takes at least
 constexpr std::int64_t kBandsOfThread = 4;       // without which tiles are narrow
 constexpr std::int64_t kTensorBand = 32;         // rows of a tile where blocks set no bounds
@@ -258,7 +258,10 @@ void RunQuantize(const Context&, const QuantizeProblem& p, std::span<const Quant
     }
   }
   const Job job{p, power_of_two, x, factor};
-  const bool narrow = !IsMx(job) && p.scaling != Scaling::kTensor;
+  // The scales of columns lie on the stack, unless they are MXFP8's.
+  const bool narrow = !IsMx(job) && p.scaling != Scaling::kTensor &&
+                      std::any_of(copies.begin(), copies.end(),
+                                  [](const QuantizeTarget& to) { return to.grid.block_rows != 1; });
   const std::int64_t cols = copies.front().grid.cols;
   WithValues(p.dtype, [&](auto tag) {
     Tiles(copies.front().grid, band, narrow).ForEach([&](const Tile& tile) {
