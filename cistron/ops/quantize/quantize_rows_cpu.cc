@@ -23,6 +23,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using namespace ops::HWY_NAMESPACE;  // NOLINT: the vector helpers of this instruction set
 
 constexpr std::int64_t kBlocksAtOnce = 32;  // of a row
+constexpr std::int64_t kAhead = 1024;       // values that are asked for before they are read
 
 template <class T>
 std::uint32_t RowMax(const T* x, std::int64_t n) {
@@ -220,7 +221,7 @@ void QuantizeBlocks(const T* x, std::int64_t count, std::uint8_t* codes, std::ui
     }
     const BlockConstants block{hn::Set(d, lowest[b]), hn::Set(d, offset[b])};
     for (std::int64_t j = 0; j < kMxBlock; j += 64 / static_cast<std::int64_t>(sizeof(T))) {
-      __builtin_prefetch(x + (kBlocksAtOnce + b) * kMxBlock + j);
+      __builtin_prefetch(x + b * kMxBlock + kAhead + j);
     }
     for (std::int64_t j = b * kMxBlock; j < (b + 1) * kMxBlock; j += kPair) {
       const ElementPair<T> pair(x + j);
@@ -250,6 +251,9 @@ void RowF32(const T* x, std::int64_t n, std::int64_t block, DType format, bool p
             std::uint8_t* codes, float* scales) {
   for (std::int64_t j = 0; j < n; j += block, ++scales) {
     const std::int64_t count = std::min(block, n - j);
+    for (std::int64_t i = 0; i < count; i += 64 / static_cast<std::int64_t>(sizeof(T))) {
+      __builtin_prefetch(x + j + kAhead + i);
+    }
     const std::uint32_t largest = RowMax(x + j, count);
     const float multiplier = ScaleFromAmax(AmaxOf(largest), format, power_of_two);
     *scales = 1.0f / multiplier;
