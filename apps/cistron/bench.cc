@@ -45,9 +45,7 @@ class BenchCommand final : public Command {
                               {.precision = train::ParsePrecision(precision_),
                                .steps = steps_,
                                .micro_rows = micro_rows_,
-                               .recompute = recompute_ == "moe"     ? model::Recompute::kMoe
-                                            : recompute_ == "layer" ? model::Recompute::kLayer
-                                                                    : model::Recompute::kNone,
+                               .recompute = train::ParseRecompute(recompute_),
                                .profile = profile_});
     fmt::print(stderr, "{}", r.profile);
     fmt::print(

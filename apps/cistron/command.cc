@@ -57,9 +57,9 @@ int StatusOf(ErrorCode code) {
     case ErrorCode::kNotFound:
     case ErrorCode::kAlreadyExists:
     case ErrorCode::kUnsupported:
+    case ErrorCode::kOutOfMemory:
     case ErrorCode::kNumericalFailure: return kBadUsage;
     case ErrorCode::kIo:
-    case ErrorCode::kOutOfMemory:
     case ErrorCode::kInternal: break;
   }
   return kRuntimeFailure;
@@ -84,6 +84,7 @@ int RunCommand(Command& command) {
     return StatusOf(error.code());
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "error: out of memory; use a smaller batch.micro_tokens or model\n");
+    return kBadUsage;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
   }
@@ -97,8 +98,8 @@ int RunProgram(int argc, char** argv, const std::vector<std::unique_ptr<Command>
   app.set_version_flag("--version", std::string("cistron ") + kVersion);
   app.require_subcommand(1);
   app.footer(
-      "Exit status: 0 done; 1 a check failed; 2 wrong options, configuration or input, or\n"
-      "a loss that is not finite; 3 the system refused (disk, memory).\n"
+      "Exit status: 0 done; 1 a check failed; 2 wrong options, configuration or input, too\n"
+      "little memory, or a loss that is not finite; 3 the system refused (disk, device).\n"
       "`cistron VERB --help` shows each verb's options and examples.");
   int status = kOk;
   for (const auto& command : commands) {

@@ -12,8 +12,9 @@ namespace cistron::app {
 enum ExitCode : int {
   kOk = 0,
   kCheckFailed = 1,     // verify: a value beyond its bound
-  kBadUsage = 2,        // wrong options, configuration or input; a loss that is not finite
-  kRuntimeFailure = 3,  // the system refused: disk, memory; or a bug of ours
+  kBadUsage = 2,        // wrong options, configuration or input; too little memory; a loss that
+                        // is not finite
+  kRuntimeFailure = 3,  // the system refused: disk, device; or a bug of ours
 };
 
 // Declares a verb's options. Defaults are the values that the variables hold; the variables must

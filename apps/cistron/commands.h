@@ -17,5 +17,6 @@ std::unique_ptr<Command> MakeInspectCommand();
 std::unique_ptr<Command> MakeInfoCommand();
 std::unique_ptr<Command> MakeVerifyCommand();
 std::unique_ptr<Command> MakeBenchCommand();
+std::unique_ptr<Command> MakePlanCommand();
 
 }  // namespace cistron::app

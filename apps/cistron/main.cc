@@ -16,5 +16,6 @@ int main(int argc, char** argv) {
   commands.push_back(app::MakeInfoCommand());
   commands.push_back(app::MakeVerifyCommand());
   commands.push_back(app::MakeBenchCommand());
+  commands.push_back(app::MakePlanCommand());
   return app::RunProgram(argc, argv, commands);
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cistron/base/error.h"
+#include "cistron/tensor/block_size.h"
 
 // AddressSanitizer cannot see into a block that we keep or rounded up, unless it is told.
 #if defined(__SANITIZE_ADDRESS__)
@@ -114,11 +115,8 @@ class CachingCpuAllocator final : public Allocator {
       block = source_.allocate(alignment, rounded);
     }
     if (block == nullptr) {
-      CISTRON_THROW(
-          kOutOfMemory,
-          "memory: the system refused {} MiB; {} MiB are in use by tensors. Use a smaller "
-          "batch.micro_tokens or model",
-          size >> 20, stats_.live_bytes >> 20);
+      CISTRON_THROW(kOutOfMemory, "memory: the system refused {} MiB; {} MiB are in use by tensors",
+                    size >> 20, stats_.live_bytes >> 20);
     }
     if (size >= kHugePage) madvise(block, rounded, MADV_HUGEPAGE);  // a hint: failure is harmless
     ++stats_.allocations;
@@ -151,6 +149,10 @@ CachingCpuAllocator& ProcessAllocator() {
   return *allocator;
 }
 }  // namespace
+
+std::int64_t CpuBlockBytes(std::int64_t bytes) {
+  return static_cast<std::int64_t>(SizeClass(static_cast<std::size_t>(bytes)));
+}
 
 Allocator& CpuAllocator() {
   return ProcessAllocator();

@@ -9,6 +9,7 @@
 
 #include "cistron/base/error.h"
 #include "cistron/base/philox.h"
+#include "cistron/base/threads.h"
 #include "cistron/model/local_mixtral.h"
 #include "cistron/ops/cross_entropy/cross_entropy.h"
 #include "cistron/train/profile.h"
@@ -95,8 +96,28 @@ BenchShape NamedBenchShape(const std::string& name) {
                 fmt::join(BenchShapeNames(), ", "));
 }
 
-BenchResult BenchTrainStep(const ops::Context& given, const BenchShape& shape,
-                           const BenchOptions& options) {
+model::Recompute ParseRecompute(const std::string& name) {
+  if (name == "none") return model::Recompute::kNone;
+  if (name == "moe") return model::Recompute::kMoe;
+  CISTRON_CHECK(name == "layer", "recompute: '{}' is not one of none, moe, layer", name);
+  return model::Recompute::kLayer;
+}
+
+MemoryProblem MemoryProblemOf(const BenchShape& shape, const BenchOptions& options,
+                              DeviceType device) {
+  const std::int64_t rows = options.micro_rows > 0 ? options.micro_rows : shape.batch;
+  return {.model = shape.model,
+          .precision = options.precision,
+          .recompute = options.recompute,
+          .device = device,
+          .tokens = shape.sequence * rows,
+          .length = shape.sequence,
+          .threads = NumThreads()};
+}
+
+namespace {
+BenchResult Measure(const ops::Context& given, const BenchShape& shape,
+                    const BenchOptions& options) {
   Profile profile(given.device());
   const ops::Context ctx = options.profile ? given.WithRecorder(&profile) : given;
   CISTRON_CHECK(options.steps >= 1 && options.warmup >= 0,
@@ -146,6 +167,18 @@ BenchResult BenchTrainStep(const ops::Context& given, const BenchShape& shape,
   }
   result.rss_mib = (PeakRssKib() - before) / 1024;
   return result;
+}
+
+}  // namespace
+
+BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,
+                           const BenchOptions& options) {
+  try {
+    return Measure(ctx, shape, options);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::kOutOfMemory) throw;
+    throw WithMemoryAdvice(e, MemoryProblemOf(shape, options, ctx.device().type));
+  }
 }
 
 }  // namespace cistron::train

@@ -8,6 +8,7 @@
 
 #include "cistron/model/mixtral_config.h"
 #include "cistron/ops/context.h"
+#include "cistron/train/memory_plan.h"
 #include "cistron/train/precision.h"
 
 namespace cistron::train {
@@ -30,6 +31,12 @@ struct BenchOptions {
   model::Recompute recompute = model::Recompute::kNone;
   bool profile = false;  // one step more, op by op
 };
+// "none", "moe" or "layer".
+model::Recompute ParseRecompute(const std::string& name);
+// Of the memory that a step of the shape needs (memory_plan.h).
+MemoryProblem MemoryProblemOf(const BenchShape& shape, const BenchOptions& options,
+                              DeviceType device);
+
 struct BenchResult {
   double tokens_per_s = 0;  // of the median step
   double ms = 0;            // median step

@@ -60,7 +60,6 @@ void CheckSupported(const LoadedConfig& loaded) {
       CISTRON_THROW(kUnsupported, "{}: shared experts need device=cpu",
                     loaded.Where("model.n_shared_experts"));
     }
-    cuda::RequireDevice(0);
   }
   // A key with its default says nothing: a saved configuration has every key.
   const RunConfig defaults;
@@ -275,14 +274,19 @@ void CheckSchedule(const LoadedConfig& loaded) {
 
 }  // namespace
 
-void CheckRunConfig(const LoadedConfig& loaded) {
+void CheckStep(const LoadedConfig& loaded) {
   CheckText(loaded);
   CheckSupported(loaded);
   CheckModel(loaded);
   CheckHighPrecisionLayers(loaded);
-  CheckData(loaded);
   CheckBatch(loaded);
   CheckSchedule(loaded);
+}
+
+void CheckRunConfig(const LoadedConfig& loaded) {
+  CheckStep(loaded);
+  if (loaded.config.device == DeviceChoice::kCuda) cuda::RequireDevice(0);
+  CheckData(loaded);
   if (loaded.config.output.empty()) {
     CISTRON_THROW(kBadInput, "output names no directory; give output=DIRECTORY");
   }

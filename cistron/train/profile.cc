@@ -14,6 +14,8 @@ Profile::Row& Profile::Find(std::string_view op, std::string_view implementation
 }
 
 void Profile::Begin(std::string_view op, std::string_view implementation) {
+  last_op_ = op;
+  last_implementation_ = implementation;
   if (!started_) return;
   EndOp();
   Row& row = Find(op, implementation);
@@ -47,6 +49,11 @@ void Profile::End() {
     rows_[events_[i].first].ms += next.MillisecondsSince(events_[i].second);
   }
   events_.clear();
+}
+
+std::string Profile::last_op() const {
+  if (last_implementation_.empty()) return std::string(last_op_);
+  return fmt::format("{} ({})", last_op_, last_implementation_);
 }
 
 std::vector<Profile::Row> Profile::Rows() const {

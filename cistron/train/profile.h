@@ -28,6 +28,8 @@ class Profile final : public ops::OpRecorder {
   void Start() { started_ = true; }
   void End();
   void Begin(std::string_view op, std::string_view implementation) override;
+  // "attention (cudnn)": the newest of all, whether it counts or not.
+  std::string last_op() const;
   // Longest first.
   std::vector<Row> Rows() const;
   // "op  implementation  calls  ms  share", a line each.
@@ -39,6 +41,7 @@ class Profile final : public ops::OpRecorder {
   Row& Find(std::string_view op, std::string_view implementation);
 
   Device device_;
+  std::string_view last_op_ = "none", last_implementation_;  // names in static storage
   std::vector<Row> rows_;
   // Of a CPU: when the op in progress began. Of a GPU: the beginning of every op so far, read at
   // End.

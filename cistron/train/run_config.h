@@ -4,6 +4,7 @@
 // overrides. The keys, their types, ranges and help are one table (config_schema.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -99,6 +100,10 @@ struct RunConfig {
   std::int64_t RowsPerMicroBatch() const {
     return (batch.micro_tokens > 0 ? batch.micro_tokens : batch.global_tokens) / data.seq_len;
   }
+  // Of one batch of an evaluation.
+  std::int64_t EvaluationTokens() const {
+    return std::max(RowsPerMicroBatch() * data.seq_len, std::int64_t{2048});
+  }
   Schedule MakeSchedule() const {
     return {optim.lr, optim.warmup_steps, optim.decay_end > 0 ? optim.decay_end : train.steps,
             optim.floor_ratio};
@@ -150,6 +155,8 @@ void ResolveInit(LoadedConfig& loaded);
 // Checks that the values fit together and are done by this version, before anything is read or
 // written. Throws kBadInput or kUnsupported naming the keys and what to change.
 void CheckRunConfig(const LoadedConfig& loaded);
+// The part that needs neither data nor device: of a run that is only planned.
+void CheckStep(const LoadedConfig& loaded);
 
 // The effective configuration as YAML, every key, in the order of the schema.
 std::string ToYaml(const RunConfig& config);

@@ -18,8 +18,10 @@
 #include "cistron/train/evaluate.h"
 #include "cistron/train/expert_bases.h"
 #include "cistron/train/machine_peak.h"
+#include "cistron/train/memory_plan.h"
 #include "cistron/train/metrics.h"
 #include "cistron/train/model_source.h"
+#include "cistron/train/profile.h"
 #include "cistron/train/progress.h"
 #include "cistron/train/reading_rules.h"
 #include "cistron/train/training_state.h"
@@ -103,7 +105,10 @@ class Trainer {
   Trainer(const LoadedConfig& loaded, const TrainHooks& hooks)
       : config_(loaded.config),
         hooks_(hooks),
-        ctx_(ops::Context(config_.ComputeDevice()).WithStrict(config_.strict)),
+        profile_(config_.ComputeDevice()),
+        ctx_(ops::Context(config_.ComputeDevice())
+                 .WithStrict(config_.strict)
+                 .WithRecorder(&profile_)),
         corpus_(data::Corpus::Open(DataOf(config_))),
         model_(ctx_, ModelOf(config_), ModelDType(config_.precision)),
         optimizer_(ctx_, model_.store, OptimizerOptions(config_.optim)),
@@ -255,7 +260,7 @@ class Trainer {
     data::Prefetcher batches(std::move(stream_), total - start);
     bool stop = start > 0 && EvaluateOwed(metrics, start);
     while (!stop && optimizer_.step() < total) {
-      stop = Step(batches, metrics, progress);
+      stop = StepOrExplain(batches, metrics, progress);
       outcome.steps = optimizer_.step();
     }
     const bool evaluated = !heldout_ || final_heldout_;
@@ -266,6 +271,30 @@ class Trainer {
                                   ? "The same configuration continues the run."
                                   : "To continue: " + hooks_.resume_command));
     return false;
+  }
+
+  // A failure of the device is often another op's than the one that noticed it.
+  bool StepOrExplain(data::Prefetcher& batches, MetricsWriter& metrics, Progress& progress) {
+    const std::int64_t step = optimizer_.step() + 1;
+    try {
+      return Step(batches, metrics, progress);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::kInternal) throw;
+      const auto saved = io::NewestGoodCheckpoint(directory_->paths().checkpoints());
+      throw Error(
+          e.code(),
+          fmt::format(
+              "step {}: {}\nthe last op that was started is {}{}\n{}", step, e.message(),
+              profile_.last_op(),
+              ctx_.device().type == DeviceType::kCpu
+                  ? ""
+                  : " (with CUDA_LAUNCH_BLOCKING=1 in the environment it is the one that failed)",
+              saved
+                  ? fmt::format("the last good checkpoint is {}; the same command continues there",
+                                saved->string())
+                  : "there is no checkpoint yet"),
+          e.where());
+    }
   }
 
   bool StopRequested() const { return hooks_.stop_requested && hooks_.stop_requested(); }
@@ -356,11 +385,10 @@ class Trainer {
 
   std::optional<HeldoutMetrics> EvaluateHeldout(std::int64_t tokens,
                                                 const RoutingObserver& observer) {
-    const std::int64_t at_once =
-        std::max(config_.RowsPerMicroBatch() * config_.data.seq_len, std::int64_t{2048});
     const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/false));
-    const EvaluationResult e = Evaluate(model_.model, *heldout_, config_.data.seq_len, tokens,
-                                        at_once, observer, hooks_.stop_requested);
+    const EvaluationResult e =
+        Evaluate(model_.model, *heldout_, config_.data.seq_len, tokens, config_.EvaluationTokens(),
+                 observer, hooks_.stop_requested);
     if (!e.complete) return std::nullopt;
     return HeldoutMetrics{e.Loss(), e.BitsPerBase(), e.bases};
   }
@@ -409,6 +437,7 @@ class Trainer {
 
   RunConfig config_;
   TrainHooks hooks_;
+  Profile profile_;
   ops::Context ctx_;  // before the data is read: the machine may refuse
   std::shared_ptr<const data::Corpus> corpus_;
   model::LocalMixtral model_;
@@ -429,8 +458,13 @@ class Trainer {
 TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks) {
   CheckRunConfig(loaded);
   if (loaded.config.threads > 0) SetNumThreads(static_cast<int>(loaded.config.threads));
-  Trainer trainer(loaded, hooks);
-  return trainer.Run();
+  try {
+    Trainer trainer(loaded, hooks);
+    return trainer.Run();
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::kOutOfMemory) throw;
+    throw WithMemoryAdvice(e, MemoryProblemOf(loaded.config));
+  }
 }
 
 }  // namespace cistron::train

@@ -42,8 +42,8 @@ class StreamAllocator final : public Allocator {
       std::size_t free = 0, total = 0;
       cudaMemGetInfo(&free, &total);
       CISTRON_THROW(kOutOfMemory,
-                    "memory: cuda:{} has no {} MiB left: tensors hold {} MiB (peak {} MiB) of its "
-                    "{} MiB, {} MiB are free. Use a smaller batch.micro_tokens or model",
+                    "memory: cuda:{} has no {} MiB left; tensors hold {} MiB (peak {} MiB) of its "
+                    "{} MiB, {} MiB are free",
                     index_, bytes >> 20, stats_.live_bytes >> 20, stats_.peak_bytes >> 20,
                     total >> 20, free >> 20);
     }
