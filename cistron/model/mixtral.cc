@@ -16,6 +16,7 @@
 #include "cistron/ops/gemm/gemm.h"
 #include "cistron/ops/reduce/reduce.h"
 #include "cistron/quant/autocast.h"
+#include "cistron/tensor/trace.h"
 
 namespace cistron::model {
 namespace {
@@ -187,6 +188,7 @@ struct Mixtral::State {
       nn::Saved dropped;  // filled all the same: the pass is the one that backward repeats
       nn::Saved* const attention_saved = Keeps(Recompute::kLayer) ? saved : Drop(saved, dropped);
       nn::Saved* const moe_saved = Keeps(Recompute::kMoe) ? saved : Drop(saved, dropped);
+      const TraceRange range("layers.", static_cast<std::int64_t>(i));
       const auto before_attention = layer.input_norm.Forward(ctx, x, residual, attention_saved);
       x = layer.attention.Forward(ctx, before_attention.y, batch.sequences, attention_saved);
       const auto before_moe =
@@ -209,6 +211,7 @@ struct Mixtral::State {
                     const StepNoise& noise, const DecoderLayer& layer, nn::Saved& saved,
                     nn::Saved& again) const {
     const SecondPass second;
+    const TraceRange range("recompute");
     Tensor x = saved.Pop<KeptInput>(&layer, kRecomputed).x;
     if (recompute == Recompute::kLayer) {
       const auto before_attention = layer.input_norm.Forward(ctx, x, Tensor(), &again);
@@ -229,6 +232,7 @@ struct Mixtral::State {
     Tensor dstream = norm->Backward(ctx, dhidden, Tensor(), saved);
     for (std::size_t i = layers.size(); i-- > 0;) {
       const DecoderLayer& layer = layers[i];
+      const TraceRange range("layers.", static_cast<std::int64_t>(i), ".backward");
       nn::Saved again;
       if (recompute != Recompute::kNone) ForwardAgain(batch, scopes, noise, layer, saved, again);
       nn::Saved& of_moe = Keeps(Recompute::kMoe) ? saved : again;
@@ -347,6 +351,7 @@ void Mixtral::TrainMicroBatch(const data::Batch& given, const LossScale& scale, 
   const Tensor nll = s.ctx.Empty({batch.num_tokens()}, ComputeType(s.dtype));
   const Tensor dhidden = s.ctx.Empty(pass.hidden.shape(), s.dtype);
   {
+    const TraceRange range("cross_entropy");
     const nn::AcquiredWeight w(*s.store, s.head);
     ops::LinearCrossEntropy(s.ctx, {.x = pass.hidden,
                                     .w = w.tensor(),

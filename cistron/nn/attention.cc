@@ -1,6 +1,7 @@
 #include "cistron/nn/attention.h"
 
 #include "cistron/ops/rope/rope.h"
+#include "cistron/tensor/trace.h"
 
 namespace cistron::nn {
 
@@ -17,6 +18,7 @@ SelfAttention::SelfAttention(ParameterStore& store, const std::string& prefix, s
 
 Tensor SelfAttention::Forward(const ops::Context& ctx, const Tensor& x,
                               const ops::PackedSequences& sequences, Saved* saved) const {
+  const TraceRange range("self_attn");
   const std::int64_t tokens = x.dim(0);
   Record r;
   r.q = ctx.Empty({tokens, q_.out_features()}, x.dtype());
@@ -42,6 +44,7 @@ Tensor SelfAttention::Forward(const ops::Context& ctx, const Tensor& x,
 
 Tensor SelfAttention::Backward(const ops::Context& ctx, const Tensor& dy,
                                const ops::PackedSequences& sequences, Saved& saved) const {
+  const TraceRange range("self_attn.backward");
   const Record r = saved.Pop<Record>(this, name_);
   const Tensor d_o = ctx.Empty(r.o.shape(), dy.dtype());
   o_.Backward(ctx, dy, r.xo, ops::Write(d_o));

@@ -3,6 +3,7 @@
 #include "cistron/nn/grouped_linear.h"
 #include "cistron/nn/scaled_swiglu.h"
 #include "cistron/ops/reduce/reduce.h"
+#include "cistron/tensor/trace.h"
 
 namespace cistron::nn {
 
@@ -75,6 +76,7 @@ MoeLayer::MoeLayer(ParameterStore& store, TokenDispatcher& dispatcher, const std
 Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& input, const Tensor& token_mask,
                          const ops::PackedSequences& scopes, Statistics statistics,
                          const Noise& noise, Routing& routing, Saved* saved) const {
+  const TraceRange range("mlp");
   const std::int64_t tokens = input.dim(0);
   const std::int64_t experts = config_.router.num_experts;
   const DType compute = ComputeType(input.dtype());
@@ -119,6 +121,7 @@ Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& input, const Ten
 Tensor MoeLayer::Backward(const ops::Context& ctx, const Tensor& dy, const Tensor& token_mask,
                           const ops::PackedSequences& scopes, const StatisticsGradients& gradients,
                           Saved& saved) const {
+  const TraceRange range("mlp.backward");
   const Record r = saved.Pop<Record>(this, name_);
   const DType dtype = dy.dtype();
   const DType compute = ComputeType(dtype);

@@ -119,7 +119,7 @@ namespace {
 BenchResult Measure(const ops::Context& given, const BenchShape& shape,
                     const BenchOptions& options) {
   Profile profile(given.device());
-  const ops::Context ctx = options.profile ? given.WithRecorder(&profile) : given;
+  const ops::Context ctx = given.WithRecorder(&profile);
   CISTRON_CHECK(options.steps >= 1 && options.warmup >= 0,
                 "bench: {} measured steps after {} are not at least 1 after 0", options.steps,
                 options.warmup);
@@ -153,10 +153,13 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
     result.loss = step.loss + shape.model.router_aux_loss_coef * step.aux_loss;
   }
   if (options.profile) {
+    const Roofline peak = MeasureRoofline(ctx, ModelDType(options.precision));
+    const auto begin = std::chrono::steady_clock::now();
     profile.Start();
     TrainStep(ctx, m, optimizer, micro, totals, 1e-3);
     profile.End();
-    result.profile = profile.Table();
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+    result.profile = profile.Table(peak, 1, took.count());
   }
   std::sort(ms.begin(), ms.end());
   result.ms = ms[ms.size() / 2];

@@ -43,7 +43,7 @@ struct BenchResult {
   double fastest_ms = 0;
   std::int64_t device_peak_mib = 0;  // of tensors on a GPU
   std::int64_t rss_mib = 0;          // peak resident memory less its peak before the model existed
-  std::string profile;               // Profile::Table of one step, where asked for
+  std::string profile;               // table of one step, where asked for (profile.h)
   double loss = 0;                   // of the last step, auxiliary loss included
 };
 BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,

@@ -261,6 +261,10 @@ void CheckBatch(const LoadedConfig& loaded) {
 }
 
 void CheckSchedule(const LoadedConfig& loaded) {
+  if (loaded.config.profile.last > loaded.config.train.steps) {
+    CISTRON_THROW(kBadInput, "{}: the run ends with step {}; name earlier ones",
+                  loaded.Where("profile"), loaded.config.train.steps);
+  }
   const Schedule s = loaded.config.MakeSchedule();
   if (s.warmup_steps > s.decay_end) {
     const char* end = loaded.config.optim.decay_end > 0 ? "optim.decay_end" : "train.steps";

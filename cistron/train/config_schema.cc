@@ -277,6 +277,42 @@ ConfigKey Numbers(std::string name, F at, Range range, std::string help) {
       [=](const RunConfig& config) { return fmt::format("[{}]", fmt::join(at(config), ", ")); }};
 }
 
+// "steps:10-12", "steps:10" or "none".
+template <class F>
+ConfigKey ProfileSteps(std::string name, F at, std::string help) {
+  return {std::move(name),
+          "steps:FIRST-LAST or none",
+          "",
+          std::move(help),
+          KeyRole::kMechanical,
+          [=](RunConfig& config, const ConfigValue& value) {
+            NeedScalar(value);
+            at(config) = {};
+            if (value.text == "none") return;
+            constexpr std::string_view kSteps = "steps:";
+            const char* const end = value.text.data() + value.text.size();
+            ProfileOptions steps;
+            if (value.text.starts_with(kSteps)) {
+              auto [stop, error] =
+                  std::from_chars(value.text.data() + kSteps.size(), end, steps.first);
+              steps.last = steps.first;
+              if (error == std::errc() && stop != end && *stop == '-') {
+                stop = std::from_chars(stop + 1, end, steps.last).ptr;
+              }
+              if (stop == end && steps.first >= 1 && steps.last >= steps.first) {
+                at(config) = steps;
+                return;
+              }
+            }
+            CISTRON_THROW(kBadInput, "is neither none nor steps such as steps:10-12");
+          },
+          [=](const RunConfig& config) {
+            const ProfileOptions& steps = at(config);
+            return steps.first == 0 ? std::string("none")
+                                    : fmt::format("steps:{}-{}", steps.first, steps.last);
+          }};
+}
+
 template <class E>
 struct NamedValue {
   const char* name;
@@ -552,6 +588,9 @@ std::vector<ConfigKey> MakeKeys() {
               "data-parallel groups; this version runs on one rank: 1"),
       Integer("parallel.ep", At(&C::parallel, &ParallelOptions::ep), AtLeast(1),
               "ranks that share the experts; this version runs on one rank: 1"),
+      ProfileSteps("profile", At(&C::profile),
+                   "steps:10-12 tells where the time of these steps goes, op by op, in the output "
+                   "and in the report; none"),
       Integer("log.every", At(&C::log, &LogOptions::every), AtLeast(1),
               "steps between lines when the output is not a terminal", kMechanical),
   };

@@ -80,6 +80,7 @@ class Page {
     Learning();
     Optimisation();
     Experts();
+    Profile();
     Summary();
     out_ +=
         "<footer>Written by <code>cistron report</code>. Hover over a chart for its "
@@ -352,6 +353,14 @@ class Page {
               "</div>\n<div class=\"narrow\">" + Render(narrow[l], kMapNarrow) +
               "</div></section>\n";
     }
+  }
+
+  void Profile() {
+    if (record_.profile.empty()) return;
+    Section("Where the time of a step goes",
+            "Roof: the part of what the machine was measured to do at most, in products or in "
+            "copies of memory, whichever is nearer.");
+    out_ += "<div class=\"scroll\"><pre>" + EscapeXml(record_.profile) + "</pre></div>\n";
   }
 
   void Summary() {

@@ -66,6 +66,12 @@ struct CheckpointOptions {
   std::int64_t every = 500;  // 0: only at the end
   std::int64_t keep = 2;
 };
+// Steps whose time is told op by op; 0: none.
+struct ProfileOptions {
+  std::int64_t first = 0, last = 0;
+
+  bool Contains(std::int64_t step) const { return step >= first && step <= last && first > 0; }
+};
 struct LogOptions {
   std::int64_t every = 20;  // steps between lines when not on a terminal
 };
@@ -95,6 +101,7 @@ struct RunConfig {
   CheckpointOptions checkpoint;
   ParallelOptions parallel;
   LogOptions log;
+  ProfileOptions profile;
 
   std::int64_t RowsPerStep() const { return batch.global_tokens / data.seq_len; }
   std::int64_t RowsPerMicroBatch() const {

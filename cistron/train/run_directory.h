@@ -6,6 +6,7 @@
 //   checkpoints/       step-NNNNNNNN, newest last
 //   final/             the trained model, as a Hugging Face directory
 //   final.json       results of a finished run (metrics.h)
+//   profile.txt        where the time of the steps of `profile` went
 //   report.html        the picture of the run
 #pragma once
 
@@ -27,6 +28,7 @@ struct RunPaths {
   std::filesystem::path expert_bases() const { return root / "expert_bases.json"; }
   std::filesystem::path baseline() const { return root / "baseline.json"; }
   std::filesystem::path machine() const { return root / "machine.json"; }
+  std::filesystem::path profile() const { return root / "profile.txt"; }
   std::filesystem::path report() const { return root / "report.html"; }
   std::filesystem::path lock() const { return root / ".lock"; }
 };

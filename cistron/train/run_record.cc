@@ -212,6 +212,8 @@ RunRecord ReadRunRecord(const fs::path& directory) {
     record.data = DataOf(text, origin);
     record.config = std::move(text);
   });
+  IfThere(directory / "profile.txt",
+          [&](std::string text, const std::string&) { record.profile = std::move(text); });
   IfThere(directory / "final.json", [&](const std::string& text, const std::string& origin) {
     record.final_evaluation = ParseFinal(text, origin);
   });

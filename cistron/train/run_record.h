@@ -8,6 +8,7 @@
 //   [layer][expert][base]}: tokens of the held-out part
 //                      that a layer's router sent to an expert, by the base at the token's own
 //                      position; a token counts once for each of its experts
+//   profile.txt        where the time of some steps went; shown as it is
 //   machine.json       a flat object of names and values; shown as it is
 // All but the first may be missing, and so may fields of a line: they are NaN then. A report is
 // wanted most of runs that went wrong, so this reader is milder than the one that resumes a run
@@ -64,6 +65,7 @@ struct RunRecord {
   std::vector<StepRecord> steps;  // ascending; of steps redone after a resume, the last ones
   bool partial_last_line = false;
   std::string config;
+  std::string profile;
   // Of the configuration; absent where that is missing or cannot be read.
   std::optional<data::DataConfig> data;
   std::optional<MarkovBaseline> baseline;

@@ -13,8 +13,10 @@
 #include "cistron/base/threads.h"
 #include "cistron/data/prefetcher.h"
 #include "cistron/io/checkpoint.h"
+#include "cistron/io/file.h"
 #include "cistron/model/hugging_face.h"
 #include "cistron/tensor/cuda_backend.h"
+#include "cistron/tensor/trace.h"
 #include "cistron/train/evaluate.h"
 #include "cistron/train/expert_bases.h"
 #include "cistron/train/machine_peak.h"
@@ -320,11 +322,16 @@ class Trainer {
 
   // One update with what follows it; true when a stop was asked for.
   bool Step(data::Prefetcher& batches, MetricsWriter& metrics, Progress& progress) {
+    const std::int64_t number = optimizer_.step() + 1;
+    const bool profiled = config_.profile.Contains(number);
+    if (profiled && !roofline_) roofline_ = MeasureRoofline(ctx_, ModelDType(config_.precision));
+    const TraceRange range("step ", number);
     const auto begin = Clock::now();
+    if (profiled) profile_.Start();
     const data::FetchedBatch fetched = batches.Next();
     position_.stream = fetched.state_after;
     StepMetrics m;
-    m.step = optimizer_.step() + 1;
+    m.step = number;
     m.lr = LearningRate(config_.MakeSchedule(), m.step);
     const StepResult result = [&] {
       const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/true));
@@ -332,6 +339,7 @@ class Trainer {
                        fetched.batch.totals, m.lr, config_.seed);
     }();
     scaling_.EndStep(ctx_);
+    if (profiled) profile_.End();
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     const auto tokens = static_cast<double>(config_.batch.global_tokens);
     m.tokens_seen = m.step * config_.batch.global_tokens;
@@ -358,10 +366,25 @@ class Trainer {
     if (saved) Save();
     EvaluateIfDue(m, metrics);
     progress.Step(m);
+    if (profiled) EndProfile(m, progress);
     const bool stop = StopRequested();
     if (stop && !saved) Save();
     if (hooks_.after_step) hooks_.after_step(m.step);
     return stop;
+  }
+
+  // After a step that is told op by op; the last of them prints.
+  void EndProfile(const StepMetrics& m, Progress& progress) {
+    ++profiled_steps_;
+    profiled_ms_ += m.step_ms;
+    if (m.step != config_.profile.last) return;
+    const std::string text = fmt::format(
+        "mean of steps {} to {}, op by op; the time between the beginnings of two ops is the "
+        "first's\n{}",
+        m.step - profiled_steps_ + 1, m.step,
+        profile_.Table(*roofline_, profiled_steps_, profiled_ms_));
+    io::WriteFileAtomically(directory_->paths().profile(), text);
+    progress.Line(text);
   }
 
   // The whole held-out part; counts on the way which base each expert serves. Nothing when a stop
@@ -451,6 +474,9 @@ class Trainer {
   DataPosition position_;
   std::optional<HeldoutMetrics> final_heldout_;
   double flops_per_token_ = 0, peak_flops_ = 0;
+  std::optional<Roofline> roofline_;
+  std::int64_t profiled_steps_ = 0;
+  double profiled_ms_ = 0;
 };
 
 }  // namespace

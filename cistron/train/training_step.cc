@@ -8,6 +8,7 @@
 
 #include "cistron/base/error.h"
 #include "cistron/base/log.h"
+#include "cistron/tensor/trace.h"
 
 namespace cistron::train {
 namespace {
@@ -158,6 +159,7 @@ StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
                   optimizer.step() + 1, result.loss, result.grad_norm, place);
   }
   result.expert_counts = Rows(sums.expert_counts);
+  const TraceRange range("optimizer");
   optimizer.Update(lr);
   m.model.UpdateExpertBias(sums);
   return result;

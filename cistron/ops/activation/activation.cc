@@ -2,6 +2,7 @@
 
 #include "cistron/ops/activation/activation_impls.h"
 #include "cistron/ops/check_tensor.h"
+#include "cistron/ops/op_work.h"
 #include "cistron/ops/split_sizes.h"
 
 namespace cistron::ops {
@@ -24,6 +25,7 @@ void SwiGluForward(const Context& ctx, const Tensor& x, const Tensor& row_scale,
   const SwiGluProblem problem = CheckInputs(kOp, x, row_scale);
   CheckMatrix(kOp, "y", y.tensor, problem.rows, problem.width, problem.dtype);
   if (split_sizes) CheckSplitSizes(kOp, split_sizes, problem.rows);
+  AnnounceWork(ctx, 0, x, y);
   Select(ctx, "activation", SwiGluImpls(), problem).forward(ctx, x, row_scale, split_sizes, y);
 }
 
@@ -39,6 +41,7 @@ void SwiGluBackward(const Context& ctx, const Tensor& dy, const Tensor& x, const
   }
   if (y_out) CheckMatrix(kOp, "y", y_out.tensor, problem.rows, problem.width, problem.dtype);
   if (split_sizes) CheckSplitSizes(kOp, split_sizes, problem.rows);
+  AnnounceWork(ctx, 0, dy, x, dx, y_out);
   Select(ctx, "activation", SwiGluImpls(), problem)
       .backward(ctx, dy, x, row_scale, split_sizes, dx, dscale, y_out);
 }

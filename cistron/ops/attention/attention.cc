@@ -6,6 +6,7 @@
 #include <initializer_list>
 
 #include "cistron/ops/attention/attention_impls.h"
+#include "cistron/ops/op_work.h"
 
 namespace cistron::ops {
 namespace {
@@ -67,6 +68,17 @@ const AttentionRun& Choose(const Context& ctx, const AttentionConfig& config,
                                  sequences.max_length, sequences.uniform, aligned});
 }
 
+// Of two products over the pairs that attention sees, where all sequences are as long as the
+// longest: an upper bound where they are not.
+double ForwardFlops(const AttentionConfig& config, const PackedSequences& sequences,
+                    std::int64_t tokens) {
+  const auto length = static_cast<double>(sequences.max_length);
+  const double window = config.window > 0 ? std::min<double>(length, config.window) : length;
+  const double keys = window * (1 - window / (2 * std::max(length, 1.0)));  // of a query, mean
+  return 4.0 * static_cast<double>(tokens) * keys *
+         static_cast<double>(config.num_heads * config.head_dim);
+}
+
 }  // namespace
 
 std::span<const AttentionImpl> AttentionImpls() {
@@ -89,6 +101,7 @@ void AttentionForward(const Context& ctx, const AttentionConfig& config,
   CheckRows("o", o.tensor, q.dtype(), tokens, q_width);
   if (lse) CheckLse(lse, q.dtype(), config.num_heads, tokens);
   CheckSequences(sequences, tokens);
+  AnnounceWork(ctx, ForwardFlops(config, sequences, tokens), q, k, v, lse, o);
   Choose(ctx, config, sequences, {&q, &k, &v, &o.tensor})
       .forward(ctx, config, sequences, q, k, v, lse, o);
 }
@@ -112,6 +125,8 @@ void AttentionBackward(const Context& ctx, const AttentionConfig& config,
   CheckRows("dv", dv.tensor, q.dtype(), tokens, kv_width);
   CheckLse(lse, q.dtype(), config.num_heads, tokens);
   CheckSequences(sequences, tokens);
+  AnnounceWork(ctx, 2.5 * ForwardFlops(config, sequences, tokens), d_o, q, k, v, o, lse, dq, dk,
+               dv);
   Choose(ctx, config, sequences, {&q, &k, &v, &o, &d_o, &dq.tensor, &dk.tensor, &dv.tensor})
       .backward(ctx, config, sequences, d_o, q, k, v, o, lse, dq, dk, dv);
 }

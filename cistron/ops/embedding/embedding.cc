@@ -3,6 +3,7 @@
 
 #include "cistron/ops/check_tensor.h"
 #include "cistron/ops/embedding/embedding_impls.h"
+#include "cistron/ops/op_work.h"
 
 namespace cistron::ops {
 namespace {
@@ -33,6 +34,7 @@ void EmbeddingForward(const Context& ctx, const Tensor& tokens, const Tensor& w,
   CheckTokens(tokens, w.dim(0));
   CheckTensor("embedding", "y", y.tensor, {tokens.dim(0), w.dim(1)}, w.dtype());
   const EmbeddingProblem problem{w.dtype(), tokens.dim(0), w.dim(0), w.dim(1)};
+  AnnounceWork(ctx, 0, y, y);
   Select(ctx, "embedding", EmbeddingImpls(), problem).forward(ctx, tokens, w, y);
 }
 
@@ -46,6 +48,7 @@ void EmbeddingBackward(const Context& ctx, const Tensor& tokens, const Tensor& d
   CheckTensor("embedding", "dy", dy, {tokens.dim(0), table[1]}, dy.dtype());
   CheckTensor("embedding", "dw", dw.tensor, table, ComputeType(dy.dtype()));
   const EmbeddingProblem problem{dy.dtype(), tokens.dim(0), table[0], table[1]};
+  AnnounceWork(ctx, 0, dy, dw);
   Select(ctx, "embedding", EmbeddingImpls(), problem).backward(ctx, tokens, dy, dw);
 }
 

@@ -1,6 +1,7 @@
 #include "cistron/ops/gemm/gemm.h"
 
 #include "cistron/ops/gemm/gemm_impls.h"
+#include "cistron/ops/op_work.h"
 
 namespace cistron::ops {
 namespace {
@@ -31,6 +32,7 @@ void Gemm(const Context& ctx, const Tensor& a, Transpose trans_a, const Tensor& 
                     (c.tensor.dtype() == a.dtype() || c.tensor.dtype() == ComputeType(a.dtype())),
                 "gemm: dtypes do not fit: a {}, b {}, c {}", Describe(a), Describe(b),
                 Describe(c.tensor));
+  AnnounceWork(ctx, ProductFlops(problem.m, problem.n, problem.k), a, b, c);
   const GemmRun& run = Select(ctx, "gemm", GemmImpls(), problem);
   if (problem.m == 0 || problem.n == 0) return;
   run.run(ctx, problem, a, b, c);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cistron/ops/grouped_gemm/grouped_gemm_impls.h"
+#include "cistron/ops/op_work.h"
 #include "cistron/ops/split_sizes.h"
 
 namespace cistron::ops {
@@ -59,6 +60,7 @@ void RunRows(const Context& ctx, std::string_view op, GroupedGemmKind kind, cons
                     c.tensor.dim(0) == problem.max_rows,
                 "{}: shapes do not fit: {} groups, operand {}, w {}, result {}", op, a.num_groups(),
                 Describe(a.data), Describe(w), Describe(c.tensor));
+  AnnounceWork(ctx, ProductFlops(problem.max_rows, problem.n, problem.k), a.data, w, c);
   Select(ctx, "grouped_gemm", GroupedGemmImpls(), problem)
       .run(ctx, problem, a.split_sizes, a.data, w, c);
 }
@@ -95,6 +97,7 @@ void GroupedGemmWgrad(const Context& ctx, const GroupedTensor& dy, const Grouped
                     x.data.dim(1) == problem.k,
                 "{}: shapes do not fit: {} groups, dy {}, x {}, dw {}", kOp, dy.num_groups(),
                 Describe(dy.data), Describe(x.data), Describe(dw.tensor));
+  AnnounceWork(ctx, ProductFlops(problem.max_rows, problem.n, problem.k), dy.data, x.data, dw);
   Select(ctx, "grouped_gemm", GroupedGemmImpls(), problem)
       .run(ctx, problem, dy.split_sizes, dy.data, x.data, dw);
 }

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "cistron/ops/grouped_mlp/grouped_mlp_impls.h"
+#include "cistron/ops/op_work.h"
 #include "cistron/ops/split_sizes.h"
 
 namespace cistron::ops {
@@ -49,6 +50,12 @@ GroupedMlpProblem CheckProblem(std::string_view op, const char* name, const Grou
   return p;
 }
 
+// A CPU makes them itself; on a GPU they are ops of their own. `products`: of [M, H] with [H, F].
+void AnnounceProducts(const Context& ctx, const GroupedMlpProblem& p, double products) {
+  if (ctx.device().type != DeviceType::kCpu) return;
+  AnnounceWork(ctx, products * ProductFlops(p.max_rows, p.hidden, p.ffn));
+}
+
 }  // namespace
 
 std::span<const GroupedMlpImpl> GroupedMlpImpls() {
@@ -63,6 +70,7 @@ void GroupedMlpForward(const Context& ctx, const GroupedTensor& x, const Grouped
   const GroupedMlpProblem p = CheckProblem(kOp, "y", {y.tensor, x.split_sizes}, weights, row_scale);
   Check(kOp, "x", x.data, {p.max_rows, p.hidden}, p.dtype);
   if (pre) Check(kOp, "pre", pre, {p.max_rows, 2 * p.ffn}, p.dtype);
+  AnnounceProducts(ctx, p, 3);
   Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
       .forward(ctx, p, {x.split_sizes, x.data, weights.w1, weights.w2, row_scale, pre, {}, y});
 }
@@ -82,6 +90,7 @@ void GroupedMlpBackward(const Context& ctx, const GroupedTensor& dy, const Tenso
     Check(kOp, "dw1", out.dw1.tensor, weights.w1.shape(), ComputeType(p.dtype));
     Check(kOp, "dw2", out.dw2.tensor, weights.w2.shape(), ComputeType(p.dtype));
   }
+  AnnounceProducts(ctx, p, out.dw1 ? 6 : 3);
   Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
       .backward(ctx, p,
                 {dy.split_sizes, dy.data, x, pre, weights.w1, weights.w2, row_scale, out, {}});

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "cistron/ops/norm/norm_impls.h"
+#include "cistron/ops/op_work.h"
 
 namespace cistron::ops {
 namespace {
@@ -43,6 +44,7 @@ void RmsNormForward(const Context& ctx, const Tensor& x, const Tensor& residual,
   CheckRows("y", y.tensor, x);
   CheckVector("g", g, x.dtype(), x.dim(1));
   if (rstd) CheckVector("rstd", rstd, ComputeType(x.dtype()), x.dim(0));
+  AnnounceWork(ctx, 0, x, residual, h, y);
   Choose(ctx, x).forward(ctx, x, residual, g, eps, h, rstd, y);
 }
 
@@ -57,6 +59,7 @@ void RmsNormBackward(const Context& ctx, const Tensor& dy, const Tensor& h, cons
   CheckVector("g", g, h.dtype(), h.dim(1));
   CheckVector("rstd", rstd, ComputeType(h.dtype()), h.dim(0));
   if (dg) CheckVector("dg", dg.tensor, ComputeType(h.dtype()), h.dim(1));
+  AnnounceWork(ctx, 0, dy, h, dh_in, dh);
   Choose(ctx, h).backward(ctx, dy, h, rstd, g, dh_in, dh, dg);
 }
 

@@ -2,6 +2,7 @@
 #include "cistron/ops/optimizer/adamw.h"
 
 #include "cistron/ops/check_tensor.h"
+#include "cistron/ops/op_work.h"
 #include "cistron/ops/optimizer/adamw_impls.h"
 
 namespace cistron::ops {
@@ -49,6 +50,7 @@ void AdamW(const Context& ctx, const AdamWConfig& config, const AdamWScalars& sc
   CheckTensor("AdamW", "v", v, p.shape(), p.dtype());
   if (low) CheckTensor("AdamW", "low", low, p.shape(), DType::kBF16);
   const AdamWProblem problem{p.dtype(), p.numel(), static_cast<bool>(low)};
+  AnnounceWork(ctx, 0, g, p, p, m, m, v, v, low);
   Select(ctx, "adamw", AdamWImpls(), problem).run(ctx, config, scalars, g, p, m, v, low);
 }
 

@@ -1,5 +1,6 @@
 #include "cistron/ops/permute/permute.h"
 
+#include "cistron/ops/op_work.h"
 #include "cistron/ops/permute/permute_impls.h"
 
 namespace cistron::ops {
@@ -93,6 +94,7 @@ RowMap BuildRowMap(const Context& ctx, const Tensor& experts, std::int64_t num_e
 
 void Permute(const Context& ctx, const RowMap& map, const Tensor& x, const Output& rows) {
   const PermuteProblem problem = CheckPair("permute", map, "x", x, "rows", rows.tensor);
+  AnnounceWork(ctx, 0, x, rows);
   Choose(ctx, problem).permute(ctx, map, x, rows);
 }
 
@@ -100,6 +102,7 @@ void Unpermute(const Context& ctx, const RowMap& map, const Tensor& rows, const 
                const Output& y) {
   const PermuteProblem problem = CheckPair("unpermute", map, "y", y.tensor, "rows", rows);
   if (probs) CheckSlots("unpermute", "probs", map, probs, ComputeType(problem.dtype));
+  AnnounceWork(ctx, 0, rows, y);
   Choose(ctx, problem).unpermute(ctx, map, rows, probs, y);
 }
 
@@ -113,6 +116,7 @@ void UnpermuteBackward(const Context& ctx, const RowMap& map, const Tensor& dy, 
     CheckPair(kOp, map, "dy", dy, "rows", rows);
     CheckSlots(kOp, "dprobs", map, dprobs.tensor, compute);
   }
+  AnnounceWork(ctx, 0, dy, rows, drows);
   Choose(ctx, problem).unpermute_backward(ctx, map, dy, rows, probs, drows, dprobs);
 }
 

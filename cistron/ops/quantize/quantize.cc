@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cistron/ops/check_tensor.h"
+#include "cistron/ops/op_work.h"
 #include "cistron/ops/quantize/quantize_impls.h"
 
 namespace cistron::ops {
@@ -107,6 +108,8 @@ void Quantize(const Context& ctx, const Tensor& x, bool power_of_two, const Tens
                 "quantize: a scale or an amax of the whole tensor was given for scaling {}",
                 Name(out.layout.scaling));
   const QuantizeProblem problem{out.layout.scaling, out.layout.format, x.dtype()};
+  AnnounceWork(ctx, 0, x, out.rowwise.codes,
+               IsDirectionless(out.layout.scaling) ? Tensor() : out.columnwise.codes);
   const QuantizeRun& run = Choose(ctx, problem);
   const Tensor matrix = AsMatrix(x);
   const Shape groups{out.num_groups()};

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "cistron/ops/op_work.h"
 #include "cistron/ops/quantized_gemm/quantized_gemm_impls.h"
 #include "cistron/ops/split_sizes.h"
 
@@ -70,6 +71,7 @@ void RunRows(const Context& ctx, std::string_view op, QuantizedGemmKind kind,
                                      a.shape[0],
                                      n,
                                      k};
+  AnnounceWork(ctx, ProductFlops(problem.max_rows, problem.n, problem.k));
   Select(ctx, "quantized_gemm", QuantizedGemmImpls(), problem).run(ctx, problem, a, w, c);
 }
 
@@ -116,6 +118,7 @@ void QuantizedGemmWgrad(const Context& ctx, const QuantizedTensor& dy, const Qua
                                      dy.shape[0],
                                      n,
                                      k};
+  AnnounceWork(ctx, ProductFlops(problem.max_rows, problem.n, problem.k));
   Select(ctx, "quantized_gemm", QuantizedGemmImpls(), problem).run(ctx, problem, dy, x, dw);
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cistron/ops/check_tensor.h"
+#include "cistron/ops/op_work.h"
 #include "cistron/ops/reduce/reduce_impls.h"
 
 namespace cistron::ops {
@@ -40,6 +41,7 @@ void ClipFactorHost(const Context&, const Tensor& sum_of_squares, double max_nor
 void SumOfSquares(const Context& ctx, const Tensor& x, const Output& out) {
   CheckInput("SumOfSquares", x);
   CheckTensor("SumOfSquares", "out", out.tensor, {}, DType::kF64);
+  AnnounceWork(ctx, 0, x);
   SelectReduce(ctx, x).sum_of_squares(ctx, x, out);
 }
 
@@ -57,6 +59,7 @@ void WeightedSum(const Context& ctx, const Tensor& x, const Tensor& weights, con
 void AddTo(const Context& ctx, const Tensor& x, const Tensor& y) {
   CheckInput("AddTo", x);
   CheckTensor("AddTo", "y", y, x.shape(), x.dtype());
+  AnnounceWork(ctx, 0, x, y, y);
   SelectReduce(ctx, x).add_to(ctx, x, y);
 }
 

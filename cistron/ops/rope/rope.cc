@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cistron/base/threads.h"
+#include "cistron/ops/op_work.h"
 #include "cistron/ops/rope/rope_impls.h"
 
 namespace cistron::ops {
@@ -48,6 +49,7 @@ void Rotate(const Context& ctx, const Tensor& table, const Tensor& positions, st
                   t, table.dim(0));
   }
   const RopeProblem problem{x.dtype(), x.dim(0), x.dim(1) / head_dim, head_dim};
+  AnnounceWork(ctx, 0, x, x);
   Select(ctx, "rope", RopeImpls(), problem).rotate(ctx, table, positions, head_dim, inverse, x);
 }
 
