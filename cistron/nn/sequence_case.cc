@@ -152,6 +152,7 @@ Tensor Padded(const Tensor& t, std::int64_t rows) {
 
 struct Results {
   std::vector<std::pair<std::string, Tensor>> tensors;
+  std::vector<quant::ScalingStates::NamedTensor> states;  // of delayed scaling
 };
 
 // One run of a case. Values are drawn in f64 and rounded to the case's dtype, whatever the run's.
@@ -239,6 +240,7 @@ Results Run(const Case& t, const ops::Context& ctx, DType dtype, bool quantise, 
   for (const auto& p : store.parameters()) {
     if (p.has_grad) r.tensors.emplace_back(p.spec.name, p.grad);
   }
+  r.states = states.Tensors();
   return r;
 }
 
@@ -251,6 +253,25 @@ std::pair<double, double> ErrorOf(const Tensor& got, const Tensor& exact) {
     most = std::max(most, std::abs(ElementAsDouble(exact, i)));
   }
   return {error, most};
+}
+
+// How the states that a fused run leaves differ from those of an unfused one.
+std::string DifferenceOfStates(const Results& fused, const Results& unfused) {
+  std::string wrong;
+  const auto names = [](const Results& r) {
+    std::string text;
+    for (const auto& state : r.states) text += " " + state.name;
+    return text;
+  };
+  if (names(fused) != names(unfused)) {
+    return fmt::format("states, fused:{}; unfused:{}\n", names(fused), names(unfused));
+  }
+  for (std::size_t i = 0; i < fused.states.size(); ++i) {
+    const auto& [name, got] = fused.states[i];
+    const check::Comparison same = check::CompareBitwise(name, got, unfused.states[i].tensor);
+    if (!same) wrong += "states, fused and unfused: " + same.message + "\n";
+  }
+  return wrong;
 }
 
 }  // namespace
@@ -268,7 +289,7 @@ std::string CheckSequence(std::span<const std::uint8_t> bytes, std::string* desc
   const Results unfused = Run(t, ctx, t.dtype, true, false);
   const Results reference = Run(t, ref, t.dtype, true, false);
   const Results exact = Run(t, ref, DType::kF64, false, false);
-  std::string wrong;
+  std::string wrong = DifferenceOfStates(fused, unfused);
   for (std::size_t i = 0; i < fused.tensors.size(); ++i) {
     const auto& [name, got] = fused.tensors[i];
     if (got.numel() == 0) continue;

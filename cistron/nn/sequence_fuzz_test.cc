@@ -30,7 +30,6 @@ TEST(SequenceFuzz, FusedUnfusedAndReferenceAgree) {
   RecordProperty("cases", cases);
 }
 
-// The shortest string of bytes is a case too.
 // Found by the fuzzer.
 TEST(SequenceFuzz, CasesThatFailedOnce) {
   const std::vector<std::uint8_t> cases[] = {{0x26, 0xd7, 0x32, 0x5b, 0x3a, 0x08, 0x5b, 0x26},
@@ -41,6 +40,7 @@ TEST(SequenceFuzz, CasesThatFailedOnce) {
   }
 }
 
+// The shortest one too.
 TEST(SequenceFuzz, EveryStringOfBytesIsACase) {
   EXPECT_EQ(CheckSequence({}), "");
 }

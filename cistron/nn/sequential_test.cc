@@ -236,6 +236,42 @@ TEST(SwiGluLinear, RefusesQuantisedLayersWithAReason) {
   }
 }
 
+// Whatever gradients are wanted: what nobody needs is not quantised, and leaves no amax.
+TEST(GroupedMlp, LeavesTheScalingStatesThatItsOpsLeave) {
+  const ops::Context ctx;
+  const Tensor splits = Tensor::FromSpan<std::int64_t>({3}, std::array<std::int64_t, 3>{2, 0, 3});
+  const Tensor x = testing::Normal({5, kHidden}, DType::kF32, "x");
+  const Tensor scale = testing::Uniform({5}, DType::kF32, "scale", 0.2, 1.0);
+  for (const bool input : {true, false}) {
+    for (const bool weights : {true, false}) {
+      SCOPED_TRACE(fmt::format("input {} weights {}", input, weights));
+      const auto states_of = [&](bool fuse) {
+        Experts e(3);
+        e.layers.EnableFusion(fuse);
+        quant::ScalingStates states;
+        const quant::Autocast scope(quant::DelayedScaling{.amax_history_len = 3},
+                                    {.states = &states});
+        for (int step = 0; step < 2; ++step) {
+          Saved saved;
+          e.layers.Forward(ctx, x, {.split_sizes = splits, .scale = scale}, &saved);
+          const Tensor dscale = ctx.Empty({5}, DType::kF32);
+          e.layers.Backward(
+              ctx, x, {.input = input, .weights = weights, .scale = ops::Write(dscale)}, saved);
+          states.EndStep(ctx);
+        }
+        return states.Tensors();
+      };
+      const auto fused = states_of(true), unfused = states_of(false);
+      ASSERT_EQ(fused.size(), unfused.size());
+      for (std::size_t i = 0; i < fused.size(); ++i) {
+        EXPECT_EQ(fused[i].name, unfused[i].name);
+        EXPECT_TRUE(
+            Agrees(check::CompareBitwise(fused[i].name, fused[i].tensor, unfused[i].tensor)));
+      }
+    }
+  }
+}
+
 // Before anything is computed: a slice of a wave is no place to find out.
 TEST(GroupedMlp, SizesOfExtraInputsAndGradientsAreChecked) {
   const ops::Context ctx;

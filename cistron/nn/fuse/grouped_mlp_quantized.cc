@@ -139,6 +139,7 @@ void GroupedMlp::QuantizedBackward(const ops::Context& ctx, const Tensor& dy,
     const Tensor act = out.weights ? act_buffer.Slice(0, 0, w.rows) : Tensor();
     ops::SwiGluBackward(ctx, dact, w.Rows(r.pre_activation), w.Rows(r.scale), {}, ops::Write(dpre),
                         w.Rows(out.scale), ops::Write(act));
+    if (!out.weights && !dx) return;  // the first layer has nothing to do
     const QuantizedTensor qdpre = waves.Quantize(
         w, quant::TensorRole::kOutputGradient, fc1_.products(), dpre,
         fc1_.products().spec().row_parts, {.rowwise = true, .columnwise = out.weights});
