@@ -105,7 +105,8 @@ void GroupedLinear::SetOutputInterleave(std::int64_t block) {
 void GroupedLinear::CheckInput(const Tensor& x, const ExtraInputs& extra) const {
   CISTRON_CHECK(x && x.rank() == 2 && x.dim(1) == options_.in_features,
                 "{}: x is {}, expected [M, {}]", name(), Describe(x), options_.in_features);
-  CISTRON_CHECK(extra.split_sizes && extra.split_sizes.numel() == options_.num_groups,
+  CISTRON_CHECK(extra.split_sizes && extra.split_sizes.shape() == Shape({options_.num_groups}) &&
+                    extra.split_sizes.dtype() == DType::kI64,
                 "{}: split_sizes is {}, expected i64 [{}]", name(), Describe(extra.split_sizes),
                 options_.num_groups);
   CISTRON_CHECK(!options_.scaled_bias || extra.bias_scale,
@@ -167,7 +168,7 @@ void GroupedLinear::Finish(const ops::Context& ctx, std::vector<SavedOperand> in
     ops::GroupedBiasForward(ctx, bias.tensor(), row_scale, extra.split_sizes, y);
   }
   if (saved == nullptr) return;
-  saved->Push<Record>(this, name()) = {std::move(inputs), extra.split_sizes, row_scale};
+  saved->Push<Record>(this, name()) = {std::move(inputs), extra.split_sizes, row_scale, y.dim(0)};
 }
 
 Tensor GroupedLinear::Backward(const ops::Context& ctx, const Tensor& dy,
@@ -180,6 +181,9 @@ Tensor GroupedLinear::BackwardWith(const ops::Context& ctx, const Tensor& dy,
                                    const DgradFunction& dgrad) const {
   Record r = saved.Pop<Record>(this, name());
   products_.front().CheckVersion(r.x.front().version);
+  CISTRON_CHECK(dy && dy.rank() == 2 && dy.dim(0) == r.rows && dy.dim(1) == options_.out_features,
+                "{}: dy is {}, expected [{}, {}], a gradient of what forward returned", name(),
+                Describe(dy), r.rows, options_.out_features);
   CISTRON_CHECK(!out.bias_scale || options_.scaled_bias,
                 "{}: the gradient of bias_scale was asked of a layer that does not take it",
                 name());

@@ -94,6 +94,7 @@ class GroupedLinear final : public BasicOp {
   struct Record {
     std::vector<SavedOperand> x;  // one a weight tensor
     Tensor split_sizes, bias_scale;
+    std::int64_t rows = 0;
     std::int64_t bytes() const;
   };
   // Adds the bias and keeps what backward needs.

@@ -171,7 +171,57 @@ TEST(GroupedLinear, BadInputNamesOpAndValues) {
               ThrowsMessage<Error>(AllOf(HasSubstr("fc"), HasSubstr("[M, 16]"))));
   EXPECT_THAT(run(x, {4, 5, 0}), ThrowsMessage<Error>(HasSubstr("split_sizes")));
   EXPECT_THAT(run(x, {4, -5}), ThrowsMessage<Error>(HasSubstr("split_sizes[1] = -5 is negative")));
-  EXPECT_THAT(run(x, {4, 6}), ThrowsMessage<Error>(HasSubstr("sum to more than the 9 rows")));
+  EXPECT_THAT(run(x, {4, 6}),
+              ThrowsMessage<Error>(AllOf(HasSubstr("sum to more than the 9 rows"),
+                                         HasSubstr("split_sizes[1] = 6 after 4 rows"))));
+  quant::ScalingStates states;
+  const quant::Autocast scope(quant::DelayedScaling{}, {.states = &states});
+  const auto with = [&](const Tensor& counts) {
+    return [&layer, &ctx, x, counts] { layer.Forward(ctx, x, {.split_sizes = counts}, nullptr); };
+  };
+  EXPECT_THAT(with(Tensor::Zeros({1, 2}, DType::kI64)),
+              ThrowsMessage<Error>(HasSubstr("fc: split_sizes is i64 [1, 2], expected i64 [2]")));
+  EXPECT_THAT(with(Tensor::Zeros({2}, DType::kI32)),
+              ThrowsMessage<Error>(HasSubstr("fc: split_sizes is i32 [2], expected i64 [2]")));
+  EXPECT_TRUE(states.Tensors().empty());
+}
+
+// In every recipe the layer itself says so, before a product of it does.
+TEST(Layers, WrongInputsAndGradientsAreNamedByTheLayer) {
+  const ops::Context ctx;
+  const Tensor x = testing::Normal({9, 16}, DType::kF32, "x");
+  const Tensor counts = Tensor::FromSpan<std::int64_t>({2}, std::array<std::int64_t, 2>{4, 3});
+  const Tensor wrong[] = {Tensor(), Tensor::Zeros({9}, DType::kF32),
+                          Tensor::Zeros({9, 23}, DType::kF32)};
+  for (const quant::Recipe& recipe : kRecipes) {
+    SCOPED_TRACE(quant::Name(recipe));
+    quant::ScalingStates states;
+    const quant::Autocast scope(recipe, {.states = &states});
+    const auto backward = [&](const BasicOp& op, const Tensor& dy) {
+      return [&op, &ctx, x, dy, counts] {
+        Saved saved;
+        op.Forward(ctx, x, {.split_sizes = counts}, &saved);
+        op.Backward(ctx, dy, {}, saved);
+      };
+    };
+    LocalParameterStore store(ctx, DType::kF32);
+    const Linear linear(store, "dense", 24, 16);
+    const GroupedLinear grouped(
+        {.num_groups = 2, .in_features = 16, .out_features = 24, .bias = true, .name = "fc"});
+    for (const Tensor& t : wrong) {
+      EXPECT_THAT([&] { linear.Forward(ctx, t, {}, nullptr); },
+                  ThrowsMessage<Error>(HasSubstr("dense: x is " + Describe(t))));
+      EXPECT_THAT(backward(linear, t),
+                  ThrowsMessage<Error>(HasSubstr("dense: dy is " + Describe(t))));
+      EXPECT_THAT(backward(grouped, t),
+                  ThrowsMessage<Error>(HasSubstr("fc: dy is " + Describe(t))));
+    }
+    // Rows enough for the groups, but not those of forward.
+    EXPECT_THAT(backward(grouped, Tensor::Zeros({8, 24}, DType::kF32)),
+                ThrowsMessage<Error>(HasSubstr("fc: dy is f32 [8, 24], expected [9, 24]")));
+    EXPECT_THAT([&] { Quantize({.name = "q"}).Forward(ctx, Tensor(), {}, nullptr); },
+                ThrowsMessage<Error>(HasSubstr("q: x is an undefined tensor, expected [M, K]")));
+  }
 }
 
 TEST(Quantize, ALinearBehindItGetsTheSameValues) {

@@ -11,6 +11,8 @@ Linear::Linear(ParameterStore& store, const std::string& name, std::int64_t out_
 
 Tensor Linear::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs&,
                        Saved* saved) const {
+  CISTRON_CHECK(x && x.rank() == 2 && x.dim(1) == in_features_, "{}: x is {}, expected [T, {}]",
+                name(), Describe(x), in_features_);
   Operand input = Input(x);
   Tensor y = ctx.Empty({x.dim(0), out_features_}, x.dtype());
   Forward(ctx, input, saved == nullptr ? nullptr : &saved->Push<SavedOperand>(this, name()),
@@ -22,6 +24,8 @@ Tensor Linear::Backward(const ops::Context& ctx, const Tensor& dy, const Backwar
                         Saved& saved) const {
   const auto x = saved.Pop<SavedOperand>(this, name());
   products_.CheckVersion(x.version);
+  CISTRON_CHECK(dy && dy.rank() == 2 && dy.dim(1) == out_features_,
+                "{}: dy is {}, expected [T, {}]", name(), Describe(dy), out_features_);
   Operand gradient = products_.OutputGradient(dy, {});
   if (out.weights) products_.Wgrad(ctx, gradient, x);
   if (!out.input) return {};

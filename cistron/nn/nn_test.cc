@@ -23,6 +23,12 @@ TEST(Saved, RecordsComeBackInReverseAndOnce) {
   saved.Push<int>(&b, "b") = 2;
   EXPECT_THROW(saved.Pop<int>(&a, "a"), Error);    // b's record is newer
   EXPECT_THROW(saved.Pop<float>(&b, "b"), Error);  // of another kind
+  try {
+    saved.Pop<int>(&a, "b");
+    ADD_FAILURE() << "two modules of one name are not one";
+  } catch (const Error& e) {
+    EXPECT_NE(e.message().find("b: the saved state belongs to another b;"), std::string::npos);
+  }
   EXPECT_EQ(saved.Pop<int>(&b, "b"), 2);
   EXPECT_EQ(saved.Pop<int>(&a, "a"), 1);
   EXPECT_THROW(saved.Pop<int>(&a, "a"), Error);  // consumed twice

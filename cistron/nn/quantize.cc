@@ -29,6 +29,7 @@ Tensor Quantize::Round(const ops::Context& ctx, const Tensor& x, const Tensor& s
 
 Tensor Quantize::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
                          Saved* saved) const {
+  CISTRON_CHECK(x && x.rank() == 2, "{}: x is {}, expected [M, K]", name(), Describe(x));
   const quant::Recipe recipe = quant::RecipeFor(name());
   if (saved != nullptr) saved->Push<Record>(this, name()) = {recipe, extra.split_sizes};
   if (!options_.forward) return x;

@@ -33,9 +33,9 @@ class Saved {
                   name);
     Record& last = records_.back();
     CISTRON_CHECK(last.owner == owner,
-                  "{}: the saved state belongs to {}; backward must run in the "
+                  "{}: the saved state belongs to {}{}; backward must run in the "
                   "reverse order of forward",
-                  name, last.name);
+                  name, last.name == name ? "another " : "", last.name);
     T* value = std::any_cast<T>(&last.value);
     CISTRON_CHECK(value != nullptr, "{}: the saved state is of another kind", name);
     T taken = std::move(*value);

@@ -20,10 +20,13 @@ std::vector<std::int64_t> RowOffsets(std::string_view op, const Tensor& split_si
   offsets.reserve(static_cast<std::size_t>(split_sizes.dim(0)) + 1);
   for (const std::int64_t count : split_sizes.span<std::int64_t>()) {
     const std::size_t group = offsets.size() - 1;
-    CISTRON_CHECK(count >= 0, "{}: split_sizes[{}] = {} is negative", op, group, count);
+    CISTRON_CHECK(count >= 0, "{}: split_sizes[{}] = {} is negative; counts of rows are 0 or more",
+                  op, group, count);
     CISTRON_CHECK(count <= max_rows - offsets.back(),
-                  "{}: split_sizes[0..{}] sum to more than the {} rows of the buffer", op, group,
-                  max_rows);
+                  "{}: split_sizes[0..{}] sum to more than the {} rows of the buffer: "
+                  "split_sizes[{}] = {} after {} rows of the groups before it; give counts that "
+                  "sum to the rows, or to fewer",
+                  op, group, max_rows, group, count, offsets.back());
     offsets.push_back(offsets.back() + count);
   }
   return offsets;

@@ -49,9 +49,14 @@ Autocast::Autocast(Recipe recipe, AutocastOptions options)
   CISTRON_CHECK(!std::holds_alternative<DelayedScaling>(recipe_) || options_.states != nullptr,
                 "autocast: DelayedScaling needs AutocastOptions::states, where scales and amax "
                 "histories live from step to step");
-  CISTRON_CHECK(options_.high_precision.last == 0 || options_.high_precision.num_layers > 0,
-                "autocast: the last {} layers cannot be told without num_layers",
-                options_.high_precision.last);
+  const HighPrecisionLayers& high = options_.high_precision;
+  CISTRON_CHECK(
+      high.first >= 0 && high.last >= 0 && high.num_layers >= 0,
+      "autocast: first = {}, last = {} and num_layers = {} of high_precision must be 0 or "
+      "more",
+      high.first, high.last, high.num_layers);
+  CISTRON_CHECK(high.last == 0 || high.num_layers > 0,
+                "autocast: the last {} layers cannot be told without num_layers", high.last);
   current = this;
 }
 

@@ -42,6 +42,14 @@ TEST(Recipe, OptionsOutOfRangeAreNamed) {
   EXPECT_THAT([] { Autocast scope(DelayedScaling{.margin = -1}); },
               ThrowsMessage<Error>(HasSubstr("margin = -1")));
   EXPECT_THAT([] { Autocast scope(DelayedScaling{}); }, ThrowsMessage<Error>(HasSubstr("states")));
+  AutocastOptions options;
+  options.high_precision.first = -1;
+  EXPECT_THAT([&] { Autocast scope(MXFP8BlockScaling{}, options); },
+              ThrowsMessage<Error>(HasSubstr("first = -1, last = 0")));
+  options.high_precision = {};
+  options.high_precision.last = -2;
+  EXPECT_THAT([&] { Autocast scope(MXFP8BlockScaling{}, options); },
+              ThrowsMessage<Error>(HasSubstr("last = -2")));
 }
 
 TEST(Autocast, InnermostScopeCountsAndEnds) {
