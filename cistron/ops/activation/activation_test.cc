@@ -24,6 +24,16 @@ using testing::Strided;
 constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kBF16};
 constexpr WriteMode kModes[] = {WriteMode::kWrite, WriteMode::kAccumulate};
 
+// Roundings on the way to one product: exp (within 1.25 ulp, 2.5 units of u), its argument (below),
+// 1 + e, the division, 1 − σ, and up to eight products and sums.
+constexpr std::int64_t kRoundings = 16;
+
+// A GPU rounds the argument of exp: σ is off by |a|·(1 − σ) units of u, twice as many with the
+// constant that it multiplies, beside the kRoundings of all else.
+double ArgumentError(double a, double sigma) {
+  return 1 + 2 * std::abs(a) * (1 - sigma) / kRoundings;
+}
+
 // Exact values and the sizes of their terms, in f64, of one row-major problem.
 struct Exact {
   Tensor y, dx, dscale;
@@ -51,20 +61,18 @@ Exact MakeExact(const Tensor& x, const Tensor& dy, const Tensor& scale) {
       const double b = x64.data<double>()[i * 2 * width + width + j];
       const double d = dy64.data<double>()[i * width + j];
       const double sigma = 1 / (1 + std::exp(-a));
-      exact.y_size.data<double>()[i * width + j] = std::abs(a * sigma * b * s);
+      const double argument = ArgumentError(a, sigma);
+      exact.y_size.data<double>()[i * width + j] = std::abs(a * sigma * b * s) * argument;
       // 1 + a·(1 − σ): the error of σ counts |a| times, whatever cancels.
       exact.dx_size.data<double>()[i * 2 * width + j] =
-          std::abs(d * s * b * sigma) * (1 + std::abs(a));
-      exact.dx_size.data<double>()[i * 2 * width + width + j] = std::abs(d * s * a * sigma);
-      exact.dscale_size.data<double>()[i] += std::abs(d * a * sigma * b);
+          std::abs(d * s * b * sigma) * (1 + std::abs(a)) * argument;
+      exact.dx_size.data<double>()[i * 2 * width + width + j] =
+          std::abs(d * s * a * sigma) * argument;
+      exact.dscale_size.data<double>()[i] += std::abs(d * a * sigma * b) * argument;
     }
   }
   return exact;
 }
-
-// Roundings on the way to one product: exp (within 1.25 ulp, 2.5 units of u), its argument (exact),
-// 1 + e, the division, 1 − σ, and up to eight products and sums.
-constexpr std::int64_t kRoundings = 16;
 
 // The vector kernel takes σ(a) as 0 below −88.3: absolute error at most 88.3·e^-88.3 < 2^-120 times
 // |b·s·dy|, which stays below 2^4 here. The reference keeps subnormals; f64 is far from all

@@ -3,6 +3,7 @@
 #include <numbers>
 
 #include "cistron/ops/activation/activation_impls.h"
+#include "cistron/ops/activation/gated.cuh"
 #include "cistron/ops/activation/scaled_activation_impls.h"
 #include "cistron/ops/cuda/rows.cuh"
 #include "cistron/ops/cuda/supports.h"
@@ -10,38 +11,18 @@
 namespace cistron::ops::internal {
 namespace {
 
-// Through exp(−|z|), which does not overflow and loses nothing of a small σ.
-template <class C>
-__device__ inline C Sigmoid(C z) {
-  const C e = exp(z < 0 ? z : -z);
-  return (z < 0 ? e : C(1)) / (C(1) + e);
-}
-
-// G, G', U and U' of one element.
-template <class C>
-struct Values {
-  C gate, gate_slope, up, up_slope;
-};
-
-// a·σ(z(a)) has the slope σ·(1 + (1 − σ)·a·z'); `az_slope` is a·z'.
-template <class C>
-__device__ inline Values<C> Gated(C a, C z, C az_slope, C up) {
-  const C sigma = Sigmoid(z);
-  return {a * sigma, sigma * (C(1) + az_slope * (C(1) - sigma)), up, C(1)};
-}
-
 // As the reference computes them.
-template <ActivationKind kKind, class C>
-__device__ inline Values<C> Evaluate(C limit, C alpha, C a, C b) {
+template <ActivationKind kKind, class T, class C = Compute<T>>
+__device__ inline GatedValues<C> Evaluate(C limit, C alpha, C a, C b) {
   if constexpr (kKind == ActivationKind::kSwiGlu) {
-    return Gated(a, a, a, b);
+    return Gated<T>(a, a, a, b);
   } else if constexpr (kKind == ActivationKind::kClampedSwiGlu) {
     const C x = a > limit ? limit : a;  // keeps NaN
     const C up = b > limit ? limit : b < -limit ? -limit : b;
     // Beyond −kSaturated σ is 0, and alpha·x may overflow.
     const C product = alpha * x;
     const C z = product < C(-kSaturated) ? C(-kSaturated) : product;
-    Values<C> v = Gated(x, z, z, up + C(1));
+    GatedValues<C> v = Gated<T>(x, z, z, up + C(1));
     if (a > limit) v.gate_slope = 0;
     if (b > limit || b < -limit) v.up_slope = 0;
     return v;
@@ -52,8 +33,8 @@ __device__ inline Values<C> Evaluate(C limit, C alpha, C a, C b) {
                 : a < C(-kGeluSaturated) ? C(-kGeluSaturated)
                                          : a;
     const C square = c * c;
-    return Gated(a, kScale * c * (C(1) + kCubic * square),
-                 kScale * c * (C(1) + C(3) * kCubic * square), b);
+    return Gated<T>(a, kScale * c * (C(1) + kCubic * square),
+                    kScale * c * (C(1) + C(3) * kCubic * square), b);
   } else {
     const C r = a < 0 ? C(0) : a;  // keeps NaN
     return {r * r, C(2) * r, C(1), C(0)};
@@ -95,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) Forward(Args<T> a) {
     C values[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const auto v = Evaluate<kKind, C>(a.limit, a.alpha, Value(gate.at[i]), Value(up.at[i]));
+      const auto v = Evaluate<kKind, T>(a.limit, a.alpha, Value(gate.at[i]), Value(up.at[i]));
       values[i] = v.gate * v.up * scale;
     }
     StoreValues<N>(values, a.accumulate_y, y + j);
@@ -121,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) Backward(Args<T> a) {
     C dgate[N], dup[N], out[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const auto v = Evaluate<kKind, C>(a.limit, a.alpha, Value(gate.at[i]), Value(up.at[i]));
+      const auto v = Evaluate<kKind, T>(a.limit, a.alpha, Value(gate.at[i]), Value(up.at[i]));
       const C d = Value(d_pack.at[i]);
       dscale += d * v.gate * v.up;
       dgate[i] = d * scale * v.up * v.gate_slope;

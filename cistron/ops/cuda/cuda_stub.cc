@@ -15,6 +15,8 @@
 #include "cistron/ops/grouped_bias/grouped_bias_impls.h"
 #include "cistron/ops/grouped_gemm/grouped_gemm_impls.h"
 #include "cistron/ops/grouped_gemm/grouped_gemm_supports_hopper.h"
+#include "cistron/ops/grouped_mlp/grouped_mlp_impls.h"
+#include "cistron/ops/grouped_mlp/grouped_mlp_supports_hopper.h"
 #include "cistron/ops/jitter/jitter_impls.h"
 #include "cistron/ops/norm/norm_impls.h"
 #include "cistron/ops/optimizer/adamw_impls.h"
@@ -60,6 +62,8 @@ constinit const GroupedGemmImpl kGroupedGemmHopper = {
     "hopper", internal::GroupedGemmHopperSupports, {}, DeviceType::kCuda};
 constinit const GroupedGemmImpl kGroupedGemmCuda = {
     "cuda", GemmCudaSupports<GroupedGemmProblem>, {}, DeviceType::kCuda};
+constinit const GroupedMlpImpl kGroupedMlpHopper = {
+    "hopper", internal::GroupedMlpHopperSupports, {}, DeviceType::kCuda};
 constinit const PermuteImpl kPermuteCuda = {
     "cuda", FloatsOnCuda<PermuteProblem>, {}, DeviceType::kCuda};
 constinit const ReduceImpl kReduceCuda = {

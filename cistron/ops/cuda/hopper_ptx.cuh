@@ -185,6 +185,13 @@ __device__ __forceinline__ void StoreMatrix(std::uint32_t row_address, std::uint
       "r"(r0), "r"(r1), "r"(r2), "r"(r3)
       : "memory");
 }
+// The other way, from the same addresses.
+__device__ __forceinline__ void LoadMatrix(std::uint32_t row_address, std::uint32_t (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row_address)
+               : "memory");
+}
 __device__ __forceinline__ void StoreShared(std::uint32_t address, float2 v) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};\n" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
 }

@@ -22,12 +22,10 @@
 // of shared memory; docs/performance-notes.md has what was tried and measured.
 #pragma once
 
-#include <cuda_bf16.h>
-
-#include <type_traits>
-
 #include "cistron/ops/cuda/hopper_ptx.cuh"
 #include "cistron/ops/cuda/hopper_wgmma.cuh"
+#include "cistron/ops/grouped_gemm/grouped_gemm_hopper_store.cuh"
+#include "cistron/ops/grouped_gemm/grouped_gemm_hopper_swiglu.cuh"
 #include "cistron/ops/grouped_gemm/grouped_gemm_hopper_walk.cuh"
 
 namespace cistron::ops::internal::sm90 {
@@ -59,7 +57,8 @@ __device__ void LoadHalf(const CUtensorMap* map, std::uint32_t shared, std::uint
 
 template <class T>
 __device__ void Produce(const SharedLayout<T>& shared, const CUtensorMap* map_a,
-                        const CUtensorMap* map_b, const KernelArgs& args, int rank) {
+                        const CUtensorMap* map_b, const CUtensorMap* map_c, const KernelArgs& args,
+                        int rank) {
   const bool leader = threadIdx.x % 32 == 0;
   TileWalk<T> walk(args, rank);
   Ring<T::kStages> ring;
@@ -81,8 +80,10 @@ __device__ void Produce(const SharedLayout<T>& shared, const CUtensorMap* map_a,
                                           both);
       };
       const auto load_b = [&](int half, bool both) {
-        LoadHalf<T::kTransposeB, T::kBlockN>(map_b, shared.B(ring.stage), full, half, tile.n, depth,
-                                             b_group, both);
+        // The ups of a tile's gates are rows of w that lie all gates further on.
+        const int apart = T::kEpilogue == Epilogue::kSwiGlu ? args.cols - T::kTileCols : 0;
+        LoadHalf<T::kTransposeB, T::kBlockN>(map_b, shared.B(ring.stage), full, half,
+                                             tile.n + half * apart, depth, b_group, both);
       };
       if (tile.share_b) {
         load_b(rank, true);
@@ -93,6 +94,15 @@ __device__ void Produce(const SharedLayout<T>& shared, const CUtensorMap* map_a,
         load_b(0, false);
         load_b(1, false);
       }
+    }
+    for (int part = 0; part < T::kEpilogueStages; ++part, ring.Advance()) {
+      const std::uint32_t full = shared.Full(ring.stage);
+      hopper::BarrierWait(shared.Empty(ring.stage), ring.phase ^ 1);
+      hopper::BarrierArriveExpect(full, T::kEpilogueBytes);
+      const int x = tile.n + part * kChunk, y = tile.row_begin + tile.m;
+      hopper::TmaLoad(shared.A(ring.stage), map_c, full, x, y, 0);
+      hopper::TmaLoad(shared.A(ring.stage) + T::kEpilogueBytes / 2, map_c, full, args.cols + x, y,
+                      0);
     }
   }
 }
@@ -148,137 +158,10 @@ __device__ void ZeroTail(std::uint32_t a, std::uint32_t b, int valid, int named_
   hopper::NamedBarrierSync(named_barrier, kConsumerThreads);
 }
 
-__device__ inline std::uint32_t PackBf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-
-// Stores the rows of one warp, 128 bytes of columns at a time: registers to a swizzled buffer, from
-// there to memory in whole lines. Warps never wait for each other here. Ordinary stores are not
-// waited for; the copy engine is (its reads of the buffer), so it stores only where it also adds.
 template <class T>
-class TileStore {
- public:
-  __device__ TileStore(const SharedLayout<T>& shared, const CUtensorMap* map,
-                       const KernelArgs& args)
-      : map_(map), args_(args), buffers_(shared.Store(threadIdx.x / 32)) {}
-
-  // sums: of the tile's columns; m: first of the warp's rows in the group's result.
-  __device__ void Run(float (&sums)[T::kSums], const Tile& tile, int m) {
-    const int rows = (T::kWgrad ? args_.rows : tile.group_rows) - m;
-    if (rows <= 0) return;
-    const std::int64_t row = T::kWgrad ? m : tile.row_begin + m;
-    Out* const c = static_cast<Out*>(args_.c) + tile.group * args_.group_stride + row * args_.ldc;
-    if (!kF32 && args_.accumulate) AddOld(sums, reinterpret_cast<__nv_bfloat16*>(c), tile.n, rows);
-    // The copy engine clips at the ends of c, not at the end of a group's rows.
-    const bool engine_adds = kF32 && args_.accumulate && (T::kWgrad || rows >= kWarpM);
-#pragma unroll
-    for (int part = 0; part < T::kBlockN / T::kStoreCols; ++part) {
-      const int n = tile.n + part * T::kStoreCols;
-      if (n >= args_.cols) break;
-      const std::uint32_t buffer = buffers_ + (odd_ ? kStoreBytes : 0);
-      odd_ = !odd_;
-      if (kF32 && args_.accumulate) {
-        if (lane_ == 0) hopper::TmaWaitRead<1>();
-        __syncwarp();
-      }
-      Fill(sums, part, buffer);
-      if (engine_adds) hopper::FenceProxyAsync();
-      __syncwarp();
-      if (!engine_adds) StoreRows(buffer, c, n, rows);
-      if (kF32 && args_.accumulate && lane_ == 0) {
-        if (engine_adds) {
-          hopper::TmaReduceAdd(buffer, map_, n, static_cast<int>(row), T::kWgrad ? tile.group : 0);
-        }
-        hopper::TmaCommit();  // an empty group where rows were stored: waits count buffers
-      }
-    }
-  }
-
-  __device__ void Finish() {
-    if (lane_ == 0) hopper::TmaWaitAll();
-  }
-
- private:
-  using Out = typename T::Out;
-  static constexpr bool kF32 = std::is_same_v<Out, float>;
-
-  __device__ void AddOld(float (&sums)[T::kSums], const __nv_bfloat16* c, int n, int rows) {
-#pragma unroll
-    for (int i = 0; i < T::kSums; i += 2) {
-      const int row = i % 4 / 2 * 8 + lane_ / 4;
-      const int col = n + i / 4 * 8 + lane_ % 4 * 2;
-      if (row < rows && col < args_.cols) {
-        const float2 old =
-            __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(c + row * args_.ldc + col));
-        sums[i] += old.x;
-        sums[i + 1] += old.y;
-      }
-    }
-  }
-
-  // Rounds and writes columns [part · kStoreCols, …) of the sums to a buffer.
-  __device__ void Fill(const float (&sums)[T::kSums], int part, std::uint32_t buffer) {
-    constexpr int kPartSums = T::kStoreCols / 2;
-    if constexpr (std::is_same_v<Out, float>) {
-      const int row = lane_ / 4;
-      const std::uint32_t line = buffer + row * hopper::kSwizzleLine + lane_ % 2 * 8;
-#pragma unroll
-      for (int j = 0; j < T::kStoreCols / 8; ++j) {
-        const float* const s = sums + part * kPartSums + 4 * j;
-        const std::uint32_t at = line + (((2 * j + lane_ % 4 / 2) ^ row) << 4);
-        hopper::StoreShared(at, make_float2(s[0], s[1]));
-        hopper::StoreShared(at + 8 * hopper::kSwizzleLine, make_float2(s[2], s[3]));
-      }
-    } else {
-      const int row = lane_ % 16;
-      const std::uint32_t line = buffer + row * hopper::kSwizzleLine;
-#pragma unroll
-      for (int j = 0; j < T::kStoreCols / 16; ++j) {
-        const float* const s = sums + part * kPartSums + 8 * j;
-        hopper::StoreMatrix(line + (((2 * j + lane_ / 16) ^ (row % 8)) << 4), PackBf16(s[0], s[1]),
-                            PackBf16(s[2], s[3]), PackBf16(s[4], s[5]), PackBf16(s[6], s[7]));
-      }
-    }
-  }
-
-  // The buffer's rows that belong to the group, 16 bytes a lane.
-  __device__ void StoreRows(std::uint32_t buffer, Out* c, int n, int rows) {
-    constexpr int kVectors = hopper::kSwizzleLine / 16;
-    constexpr int kVectorCols = 16 / static_cast<int>(sizeof(Out));
-    constexpr int kPassRows = 32 / kVectors;
-    const int vector = lane_ % kVectors;
-    const int first = lane_ / kVectors;
-    uint4 v[kWarpM / kPassRows];
-#pragma unroll
-    for (int pass = 0; pass < kWarpM / kPassRows; ++pass) {
-      const int row = first + pass * kPassRows;
-      v[pass] =
-          hopper::LoadShared(buffer + row * hopper::kSwizzleLine + ((vector ^ (row % 8)) << 4));
-    }
-    if (n + vector * kVectorCols >= args_.cols) return;
-    c += first * args_.ldc + n + vector * kVectorCols;
-#pragma unroll
-    for (int pass = 0; pass < kWarpM / kPassRows; ++pass, c += kPassRows * args_.ldc) {
-      if (first + pass * kPassRows >= rows) break;
-      if (kF32 && args_.accumulate) {
-        const float4 old = *reinterpret_cast<const float4*>(c);
-        v[pass].x = __float_as_uint(__uint_as_float(v[pass].x) + old.x);
-        v[pass].y = __float_as_uint(__uint_as_float(v[pass].y) + old.y);
-        v[pass].z = __float_as_uint(__uint_as_float(v[pass].z) + old.z);
-        v[pass].w = __float_as_uint(__uint_as_float(v[pass].w) + old.w);
-      }
-      // Results are not read again here: they leave L2 before the operands do.
-      __stcs(reinterpret_cast<uint4*>(c), v[pass]);
-    }
-  }
-
-  const CUtensorMap* map_;
-  const KernelArgs& args_;
-  std::uint32_t buffers_;
-  int lane_ = threadIdx.x % 32;
-  bool odd_ = false;
-};
+using StoreOf = std::conditional_t<
+    T::kEpilogue == Epilogue::kStore, TileStore<T>,
+    std::conditional_t<T::kEpilogue == Epilogue::kSwiGlu, SwiGluStore<T>, SwiGluBackwardStore<T>>>;
 
 template <class T>
 __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
@@ -292,7 +175,7 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
     }
   };
   TileWalk<T> walk(args, rank);
-  TileStore<T> store(shared, map_c, args);
+  StoreOf<T> store(shared, map_c, args);
   Ring<T::kStages> ring;
   Tile next;
   Deal<T> deal(shared, args, walk.Step());
@@ -309,7 +192,7 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
     const bool any = m < (T::kWgrad ? args.rows : tile.group_rows) && tile.n < args.cols;
     if (!any) {
       // Nothing to compute, yet the pair counts on this consumer to free its stages.
-      for (int block = 0; block < blocks; ++block, ring.Advance()) {
+      for (int block = 0; block < blocks + T::kEpilogueStages; ++block, ring.Advance()) {
         hopper::BarrierWait(shared.Full(ring.stage), ring.phase);
         release(ring.stage);
       }
@@ -334,10 +217,20 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
       if (used >= 0) release(used);
       used = ring.stage;
     }
+    const int warp_m = m + threadIdx.x % kConsumerThreads / 32 * kWarpM;
     find_next();  // while the last products run
+    store.Begin(tile, warp_m);
     hopper::WgmmaWait<0>();
     if (used >= 0) release(used);
-    store.Run(sums, tile, m + threadIdx.x % kConsumerThreads / 32 * kWarpM);
+    if constexpr (T::kEpilogueStages > 0) {
+#pragma unroll
+      for (int part = 0; part < T::kEpilogueStages; ++part, ring.Advance()) {
+        hopper::BarrierWait(shared.Full(ring.stage), ring.phase);
+        store.RunPart(sums, part, shared.A(ring.stage) + consumer * kChunkBytes, tile, warp_m,
+                      [&] { release(ring.stage); });
+      }
+    }
+    store.Run(sums, tile, warp_m);
   }
   store.Finish();
 }
@@ -374,7 +267,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   if (warpgroup == 2) {
     hopper::SetMaxRegistersDown<kProducerRegisters>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (warp == kConsumerWarps) Produce<T>(shared, &map_a, &map_b, args, rank);
+    if (warp == kConsumerWarps) Produce<T>(shared, &map_a, &map_b, &map_c, args, rank);
     if (warp == kConsumerWarps + 1 && rank == 0 && args.next_tile != nullptr) {
       DrawTiles<T>(shared, args);
     }

@@ -2,6 +2,8 @@
 // shared memory. grouped_gemm_hopper_kernel.cuh says what the tiles are.
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include <cstdint>
 
 #include "cistron/ops/cuda/hopper_ptx.cuh"
@@ -33,6 +35,26 @@ inline constexpr int kNoTile = 0x7FFFFFFF;  // an index beyond all tiles
 inline constexpr int kProducerRegisters = 56;
 inline constexpr int kConsumerRegisters = 224;
 
+// What is done with the sums of a tile.
+enum class Epilogue {
+  kStore,           // c (= or +=) sums
+  kSwiGlu,          // half of the columns are gates, half ups: grouped_gemm_hopper_swiglu.cuh
+  kSwiGluBackward,  // the sums are dA
+};
+
+// Of the two SwiGLU epilogues; rows are those of the operands, strides in elements.
+struct SwiGluArgs {
+  const float* row_scale;  // null: 1
+  // [gate | up]: written forward, null when not wanted; read backward, by its tensor map.
+  __nv_bfloat16* pre;
+  std::int64_t ld_pre;
+  __nv_bfloat16* act;  // A; backward null when not wanted
+  std::int64_t ld_act;
+  __nv_bfloat16* dpre;  // [dgate | dup]
+  std::int64_t ld_dpre;
+  float* scale_parts;  // [tiles across, max_rows]: sums of dA·silu(gate)·up over a tile's columns
+};
+
 struct KernelArgs {
   int groups;
   int max_rows;
@@ -47,9 +69,11 @@ struct KernelArgs {
   const std::int64_t* split_sizes;
   void* c;  // ldc and group_stride in elements; the stride is 0 unless c has a matrix a group
   std::int64_t ldc, group_stride;
+  SwiGluArgs swiglu;
 };
 
-template <GroupedGemmKind kKindOf, int kBlockNOf, class OutOf>
+template <GroupedGemmKind kKindOf, int kBlockNOf, class OutOf,
+          Epilogue kEpilogueOf = Epilogue::kStore>
 struct Traits {
   using Out = OutOf;
   static constexpr GroupedGemmKind kKind = kKindOf;
@@ -65,6 +89,15 @@ struct Traits {
   static constexpr int kStageBytes = kBytesA + kBytesB;
   static constexpr int kStoreCols = hopper::kSwizzleLine / static_cast<int>(sizeof(Out));
   static constexpr int kSums = kBlockN / 2;  // registers of a thread
+
+  static constexpr Epilogue kEpilogue = kEpilogueOf;
+  // Columns of c by which tiles are apart: gates and their ups share a tile.
+  static constexpr int kTileCols = kEpilogue == Epilogue::kSwiGlu ? kBlockN / 2 : kBlockN;
+  // Stages of the ring that bring the epilogue's operand, kChunk columns of gate and up each.
+  static constexpr int kEpilogueStages =
+      kEpilogue == Epilogue::kSwiGluBackward ? kBlockN / kChunk : 0;
+  static constexpr int kEpilogueBytes = 2 * kBlockM * hopper::kSwizzleLine;
+  static_assert(kEpilogueBytes <= kStageBytes);
 };
 
 // ---- which tile ----
@@ -83,7 +116,7 @@ template <class T>
 class TileWalk {
  public:
   __device__ TileWalk(const KernelArgs& args, int rank) : args_(args), rank_(rank) {
-    col_tiles_ = CeilDiv(args.cols, T::kBlockN);
+    col_tiles_ = CeilDiv(args.cols, T::kTileCols);
     Load(0, 0);
     if (args.groups <= 32) {
       const int pairs = __shfl_sync(~0u, tiles_end_, 31);
@@ -162,10 +195,10 @@ class TileWalk {
       const int height = min(args_.panel_pairs, pairs - first);
       const int in_panel = index - first * col_tiles_;
       tile.m = (2 * (first + in_panel % height) + rank_) * kBlockM;
-      tile.n = in_panel / height * T::kBlockN;
+      tile.n = in_panel / height * T::kTileCols;
     } else {
       tile.m = (row_tiles - 1) * kBlockM;
-      tile.n = (2 * (index - pairs * col_tiles_) + rank_) * T::kBlockN;
+      tile.n = (2 * (index - pairs * col_tiles_) + rank_) * T::kTileCols;
     }
   }
 

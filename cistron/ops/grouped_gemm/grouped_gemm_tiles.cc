@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 namespace cistron::ops::internal {
 namespace {
@@ -15,6 +16,8 @@ struct Shape {
   double column_cost;
 };
 constexpr Shape kShapes[] = {{256, 1.0}, {192, 1.03}, {128, 1.12}};
+// Gates and ups take whole chunks of 64 columns each.
+constexpr Shape kSwiGluShapes[] = {{256, 1.0}, {128, 1.12}};
 // Stages that pass while a tile begins and ends, of which little is hidden in the last wave.
 constexpr double kTileOverhead = 1.0;
 
@@ -36,6 +39,33 @@ std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
+// Tiles of one group's result, each a whole `share` of a shape's width apart.
+struct Extent {
+  std::int64_t groups, rows, cols, depth;
+  int share = 1;
+};
+
+HopperTiles Choose(const Extent& x, std::span<const Shape> shapes, int multiprocessors) {
+  const int clusters = std::max(1, multiprocessors / kCluster);
+  HopperTiles best{};
+  double best_cost = std::numeric_limits<double>::infinity();
+  for (const Shape& shape : shapes) {
+    const std::int64_t row_tiles = CeilDiv(x.rows, kHopperBlockM);
+    const std::int64_t col_tiles = CeilDiv(x.cols, shape.block_n / x.share);
+    const std::int64_t pairs =
+        x.groups * (row_tiles / 2 * col_tiles + row_tiles % 2 * CeilDiv(col_tiles, 2));
+    const double stages = static_cast<double>(CeilDiv(x.depth, kHopperBlockK)) + kTileOverhead;
+    const std::int64_t waves = CeilDiv(pairs, clusters);
+    const double cost = static_cast<double>(waves) * stages * shape.block_n * shape.column_cost;
+    if (cost < best_cost) {
+      best_cost = cost;
+      best = {shape.block_n, HopperStages(shape.block_n), clusters * kCluster, PanelPairs(x.depth),
+              waves >= kMinWavesDrawn};
+    }
+  }
+  return best;
+}
+
 }  // namespace
 
 HopperTiles ChooseHopperTiles(GroupedGemmKind kind, std::int64_t groups, std::int64_t max_rows,
@@ -43,28 +73,24 @@ HopperTiles ChooseHopperTiles(GroupedGemmKind kind, std::int64_t groups, std::in
   groups = std::max<std::int64_t>(1, groups);
   const std::int64_t group_rows = CeilDiv(max_rows, groups);
   const bool wgrad = kind == GroupedGemmKind::kWgrad;
-  const std::int64_t rows = wgrad ? n : group_rows;
-  const std::int64_t cols = kind == GroupedGemmKind::kForward ? n : k;
-  const std::int64_t depth = wgrad ? group_rows : kind == GroupedGemmKind::kForward ? k : n;
-  const int clusters = std::max(1, multiprocessors / kCluster);
+  return Choose({.groups = groups,
+                 .rows = wgrad ? n : group_rows,
+                 .cols = kind == GroupedGemmKind::kForward ? n : k,
+                 .depth = wgrad                               ? group_rows
+                          : kind == GroupedGemmKind::kForward ? k
+                                                              : n},
+                kShapes, multiprocessors);
+}
 
-  HopperTiles best{};
-  double best_cost = std::numeric_limits<double>::infinity();
-  for (const Shape& shape : kShapes) {
-    const std::int64_t row_tiles = CeilDiv(rows, kHopperBlockM);
-    const std::int64_t col_tiles = CeilDiv(cols, shape.block_n);
-    const std::int64_t pairs =
-        groups * (row_tiles / 2 * col_tiles + row_tiles % 2 * CeilDiv(col_tiles, 2));
-    const double stages = static_cast<double>(CeilDiv(depth, kHopperBlockK)) + kTileOverhead;
-    const std::int64_t waves = CeilDiv(pairs, clusters);
-    const double cost = static_cast<double>(waves) * stages * shape.block_n * shape.column_cost;
-    if (cost < best_cost) {
-      best_cost = cost;
-      best = {shape.block_n, HopperStages(shape.block_n), clusters * kCluster, PanelPairs(depth),
-              waves >= kMinWavesDrawn};
-    }
-  }
-  return best;
+HopperTiles ChooseHopperSwiGluTiles(bool backward, std::int64_t groups, std::int64_t max_rows,
+                                    std::int64_t ffn, std::int64_t depth, int multiprocessors) {
+  groups = std::max<std::int64_t>(1, groups);
+  return Choose({.groups = groups,
+                 .rows = CeilDiv(max_rows, groups),
+                 .cols = ffn,
+                 .depth = depth,
+                 .share = backward ? 1 : 2},
+                kSwiGluShapes, multiprocessors);
 }
 
 Support HopperShapeSupports(GroupedGemmKind kind, std::int64_t groups, std::int64_t max_rows,

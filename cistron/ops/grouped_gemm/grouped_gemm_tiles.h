@@ -35,6 +35,11 @@ struct HopperTiles {
 HopperTiles ChooseHopperTiles(GroupedGemmKind kind, std::int64_t groups, std::int64_t max_rows,
                               std::int64_t n, std::int64_t k, int multiprocessors);
 
+// Tiles of the products with SwiGLU in their epilogues: forward x · w1ᵀ, whose tiles hold as many
+// gate as up columns, or dA = dy · w2. Both results are `ffn` wide; `depth` is summed over.
+HopperTiles ChooseHopperSwiGluTiles(bool backward, std::int64_t groups, std::int64_t max_rows,
+                                    std::int64_t ffn, std::int64_t depth, int multiprocessors);
+
 // Whether the kernel runs a shape, or why not. Pointers and strides are another question.
 Support HopperShapeSupports(GroupedGemmKind kind, std::int64_t groups, std::int64_t max_rows,
                             std::int64_t n, std::int64_t k);

@@ -72,6 +72,23 @@ TEST(GroupedGemmTiles, PanelsAreTallerWhereTheSumIsShort) {
             Choose(GroupedGemmKind::kForward, 8, 8 * 2048, 4096, 14336).panel_pairs);
 }
 
+TEST(GroupedGemmTiles, SwiGluTilesHoldAsManyGatesAsUps) {
+  for (const bool backward : {false, true}) {
+    for (const std::int64_t groups : {0, 1, 8, 128}) {
+      for (const std::int64_t rows : {0, 100, 131072}) {
+        for (const std::int64_t ffn : {8, 768, 2688, 14336}) {
+          const HopperTiles t =
+              ChooseHopperSwiGluTiles(backward, groups, rows, ffn, 4096, kMultiprocessors);
+          EXPECT_TRUE(t.block_n == 256 || t.block_n == 128);
+          EXPECT_EQ(t.stages, HopperStages(t.block_n));
+        }
+      }
+    }
+  }
+  // 14336 gates take twice as many tiles of 256 columns as 14336 columns of dA.
+  EXPECT_TRUE(ChooseHopperSwiGluTiles(false, 8, 16384, 14336, 4096, kMultiprocessors).drawn);
+}
+
 TEST(GroupedGemmTiles, NoRowsOrGroupsIsNoError) {
   for (const GroupedGemmKind kind : kKinds) {
     EXPECT_GT(Choose(kind, 0, 0, 8, 8).block_n, 0);

@@ -1,5 +1,6 @@
 #include "cistron/ops/grouped_mlp/grouped_mlp.h"
 
+#include <algorithm>
 #include <array>
 
 #include "cistron/ops/grouped_mlp/grouped_mlp_impls.h"
@@ -21,6 +22,14 @@ void Check(std::string_view op, const char* name, const Tensor& t, const Shape& 
 void CheckRowValues(std::string_view op, const char* name, const Tensor& t, std::int64_t rows,
                     DType dtype) {
   Check(op, name, t, {rows}, ComputeType(dtype));
+}
+
+bool Aligned(std::initializer_list<Tensor> tensors) {
+  constexpr std::int64_t kBytes = 16;
+  return std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) {
+    return !t || (reinterpret_cast<std::uintptr_t>(t.raw()) % kBytes == 0 &&
+                  t.stride(-2) * static_cast<std::int64_t>(SizeOf(t.dtype())) % kBytes == 0);
+  });
 }
 
 // Checks w2, the counts, the row scale and `rows`, which have N values each. `hidden` is left at 0.
@@ -59,18 +68,19 @@ void AnnounceProducts(const Context& ctx, const GroupedMlpProblem& p, double pro
 }  // namespace
 
 std::span<const GroupedMlpImpl> GroupedMlpImpls() {
-  static const std::array impls = {internal::CudaGroupedMlp(), internal::CpuGroupedMlp(),
-                                   internal::RefGroupedMlp()};
+  static const std::array impls = {kGroupedMlpHopper, internal::CudaGroupedMlp(),
+                                   internal::CpuGroupedMlp(), internal::RefGroupedMlp()};
   return impls;
 }
 
 void GroupedMlpForward(const Context& ctx, const GroupedTensor& x, const GroupedMlpWeights& weights,
                        const Tensor& row_scale, const Tensor& pre, const Output& y) {
   constexpr std::string_view kOp = "grouped_mlp forward";
-  const GroupedMlpProblem p = CheckProblem(kOp, "y", {y.tensor, x.split_sizes}, weights, row_scale);
+  GroupedMlpProblem p = CheckProblem(kOp, "y", {y.tensor, x.split_sizes}, weights, row_scale);
   Check(kOp, "x", x.data, {p.max_rows, p.hidden}, p.dtype);
   if (pre) Check(kOp, "pre", pre, {p.max_rows, 2 * p.ffn}, p.dtype);
   AnnounceProducts(ctx, p, 3);
+  p.aligned = Aligned({x.data, weights.w1, weights.w2, pre, y.tensor});
   Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
       .forward(ctx, p, {x.split_sizes, x.data, weights.w1, weights.w2, row_scale, pre, {}, y});
 }
@@ -79,7 +89,7 @@ void GroupedMlpBackward(const Context& ctx, const GroupedTensor& dy, const Tenso
                         const Tensor& pre, const GroupedMlpWeights& weights,
                         const Tensor& row_scale, const GroupedMlpGradients& out) {
   constexpr std::string_view kOp = "grouped_mlp backward";
-  const GroupedMlpProblem p = CheckProblem(kOp, "dy", dy, weights, row_scale);
+  GroupedMlpProblem p = CheckProblem(kOp, "dy", dy, weights, row_scale);
   Check(kOp, "pre", pre, {p.max_rows, 2 * p.ffn}, p.dtype);
   if (out.dx) Check(kOp, "dx", out.dx.tensor, {p.max_rows, p.hidden}, p.dtype);
   if (out.dscale) CheckRowValues(kOp, "dscale", out.dscale.tensor, p.max_rows, p.dtype);
@@ -87,10 +97,13 @@ void GroupedMlpBackward(const Context& ctx, const GroupedTensor& dy, const Tenso
                 "{}: dw1 and dw2 are computed together, but only one was given", kOp);
   if (out.dw1) {
     Check(kOp, "x", x, {p.max_rows, p.hidden}, p.dtype);
-    Check(kOp, "dw1", out.dw1.tensor, weights.w1.shape(), ComputeType(p.dtype));
-    Check(kOp, "dw2", out.dw2.tensor, weights.w2.shape(), ComputeType(p.dtype));
+    const DType dw = out.dw1.tensor.dtype() == p.dtype ? p.dtype : ComputeType(p.dtype);
+    Check(kOp, "dw1", out.dw1.tensor, weights.w1.shape(), dw);
+    Check(kOp, "dw2", out.dw2.tensor, weights.w2.shape(), dw);
   }
   AnnounceProducts(ctx, p, out.dw1 ? 6 : 3);
+  p.aligned = Aligned(
+      {dy.data, x, weights.w1, weights.w2, pre, out.dx.tensor, out.dw1.tensor, out.dw2.tensor});
   Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
       .backward(ctx, p,
                 {dy.split_sizes, dy.data, x, pre, weights.w1, weights.w2, row_scale, out, {}});
@@ -99,9 +112,10 @@ void GroupedMlpBackward(const Context& ctx, const GroupedTensor& dy, const Tenso
 void SwiGluLinearForward(const Context& ctx, const GroupedTensor& pre, const Tensor& w2,
                          const Tensor& row_scale, const Tensor& act, const Output& y) {
   constexpr std::string_view kOp = "swiglu linear forward";
-  const GroupedMlpProblem p = CheckHalf(kOp, "y", {y.tensor, pre.split_sizes}, w2, row_scale);
+  GroupedMlpProblem p = CheckHalf(kOp, "y", {y.tensor, pre.split_sizes}, w2, row_scale);
   Check(kOp, "pre", pre.data, {p.max_rows, 2 * p.ffn}, p.dtype);
   if (act) Check(kOp, "act", act, {p.max_rows, p.ffn}, p.dtype);
+  p.aligned = Aligned({pre.data, w2, act, y.tensor});
   Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
       .forward(ctx, p, {pre.split_sizes, {}, {}, w2, row_scale, pre.data, act, y});
 }
@@ -110,10 +124,11 @@ void SwiGluLinearBackward(const Context& ctx, const GroupedTensor& dy, const Ten
                           const Tensor& w2, const Tensor& row_scale, const Output& dpre,
                           const Output& dscale) {
   constexpr std::string_view kOp = "swiglu linear backward";
-  const GroupedMlpProblem p = CheckHalf(kOp, "dy", dy, w2, row_scale);
+  GroupedMlpProblem p = CheckHalf(kOp, "dy", dy, w2, row_scale);
   Check(kOp, "pre", pre, {p.max_rows, 2 * p.ffn}, p.dtype);
   Check(kOp, "dpre", dpre.tensor, {p.max_rows, 2 * p.ffn}, p.dtype);
   if (dscale) CheckRowValues(kOp, "dscale", dscale.tensor, p.max_rows, p.dtype);
+  p.aligned = Aligned({dy.data, pre, w2, dpre.tensor});
   Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
       .backward(ctx, p,
                 {dy.split_sizes, dy.data, {}, pre, {}, w2, row_scale, {.dscale = dscale}, dpre});

@@ -11,7 +11,7 @@
 //         compute type; split_sizes i64 [E].
 // Rows:   those beyond Σ split_sizes are neither read nor written.
 // Empty:  a group without rows has zeros written to dw1 and dw2, or nothing added.
-// Dtypes: f64, f32, bf16; dw in the compute type.
+// Dtypes: f64, f32, bf16; dw1 and dw2 both in the compute type, or both in that of w.
 // Bits:   independent of which thread computes what; the products' own depend on how many rows
 //         oneDNN is given at a time, which is not as in grouped_gemm.
 // Errors: kInvalidArgument with the values when shapes or counts do not fit.
@@ -51,6 +51,7 @@ void SwiGluLinearBackward(const Context& ctx, const GroupedTensor& dy, const Ten
 struct GroupedMlpProblem {
   DType dtype;
   std::int64_t groups, max_rows, hidden, ffn, out;  // E, M, H, F, N
+  bool aligned = true;  // tensors and their rows begin at multiples of 16 bytes
 };
 // The second half alone has no w1: then pre is an operand, and backward leaves dP in dpre.
 struct GroupedMlpForwardArgs {

@@ -7,9 +7,9 @@
 #include "cistron/ops/grouped_mlp/grouped_mlp_impls.h"
 
 namespace cistron::ops::internal {
-namespace {
 
-void Forward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpForwardArgs& args) {
+void GroupedMlpForwardByOps(const Context& ctx, const GroupedMlpProblem& p,
+                            const GroupedMlpForwardArgs& args) {
   const Tensor pre = args.pre ? args.pre : ctx.Empty({p.max_rows, 2 * p.ffn}, p.dtype);
   const Tensor act = args.act ? args.act : ctx.Empty({p.max_rows, p.ffn}, p.dtype);
   if (args.w1) GroupedGemmForward(ctx, {args.x, args.split_sizes}, args.w1, Write(pre));
@@ -17,7 +17,8 @@ void Forward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpFor
   GroupedGemmForward(ctx, {act, args.split_sizes}, args.w2, args.y);
 }
 
-void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBackwardArgs& args) {
+void GroupedMlpBackwardByOps(const Context& ctx, const GroupedMlpProblem& p,
+                             const GroupedMlpBackwardArgs& args) {
   const GroupedMlpGradients& out = args.out;
   const GroupedTensor dy{args.dy, args.split_sizes};
   const Tensor act = out.dw2 ? ctx.Empty({p.max_rows, p.ffn}, p.dtype) : Tensor();
@@ -34,10 +35,11 @@ void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBa
   if (out.dx) GroupedGemmDgrad(ctx, dp, args.w1, out.dx);
 }
 
-}  // namespace
-
 GroupedMlpImpl CudaGroupedMlp() {
-  return {"cuda", FloatsOnCuda<GroupedMlpProblem>, {Forward, Backward}, DeviceType::kCuda};
+  return {"cuda",
+          FloatsOnCuda<GroupedMlpProblem>,
+          {GroupedMlpForwardByOps, GroupedMlpBackwardByOps},
+          DeviceType::kCuda};
 }
 
 }  // namespace cistron::ops::internal

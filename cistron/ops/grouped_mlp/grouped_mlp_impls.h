@@ -3,10 +3,20 @@
 
 #include "cistron/ops/grouped_mlp/grouped_mlp.h"
 
-namespace cistron::ops::internal {
+namespace cistron::ops {
+
+// bf16 on compute capability 9.0.
+extern const GroupedMlpImpl kGroupedMlpHopper;
+
+namespace internal {
 
 // f64, f32, bf16.
 GroupedMlpImpl CudaGroupedMlp();
+// What it runs: the products and activations of all groups, one op after another.
+void GroupedMlpForwardByOps(const Context& ctx, const GroupedMlpProblem& p,
+                            const GroupedMlpForwardArgs& args);
+void GroupedMlpBackwardByOps(const Context& ctx, const GroupedMlpProblem& p,
+                             const GroupedMlpBackwardArgs& args);
 
 // f32, bf16: see the head of grouped_mlp_cpu.cc.
 GroupedMlpImpl CpuGroupedMlp();
@@ -14,4 +24,5 @@ GroupedMlpImpl CpuGroupedMlp();
 // The reference ops one after another.
 GroupedMlpImpl RefGroupedMlp();
 
-}  // namespace cistron::ops::internal
+}  // namespace internal
+}  // namespace cistron::ops

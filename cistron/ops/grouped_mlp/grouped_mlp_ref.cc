@@ -7,10 +7,9 @@
 namespace cistron::ops::internal {
 namespace {
 
-GroupedGemmProblem Product(const GroupedMlpProblem& p, GroupedGemmKind kind, std::int64_t n,
-                           std::int64_t k) {
-  const DType out = kind == GroupedGemmKind::kWgrad ? ComputeType(p.dtype) : p.dtype;
-  return {kind, p.dtype, out, p.groups, p.max_rows, n, k};
+GroupedGemmProblem Product(const GroupedMlpProblem& p, GroupedGemmKind kind, const Output& out,
+                           std::int64_t n, std::int64_t k) {
+  return {kind, p.dtype, out.tensor.dtype(), p.groups, p.max_rows, n, k};
 }
 
 Support Supports(const GroupedMlpProblem& p) {
@@ -21,12 +20,12 @@ void Forward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpFor
   const Tensor pre = args.pre ? args.pre : ctx.Empty({p.max_rows, 2 * p.ffn}, p.dtype);
   const Tensor act = args.act ? args.act : ctx.Empty({p.max_rows, p.ffn}, p.dtype);
   if (args.w1) {
-    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kForward, 2 * p.ffn, p.hidden),
+    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kForward, Write(pre), 2 * p.ffn, p.hidden),
                    args.split_sizes, args.x, args.w1, Write(pre));
   }
   SwiGluForwardRef(ctx, pre, args.row_scale, args.split_sizes, Write(act));
-  GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kForward, p.out, p.ffn), args.split_sizes, act,
-                 args.w2, args.y);
+  GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kForward, args.y, p.out, p.ffn), args.split_sizes,
+                 act, args.w2, args.y);
 }
 
 void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBackwardArgs& args) {
@@ -34,19 +33,19 @@ void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBa
   const Tensor dact = ctx.Empty({p.max_rows, p.ffn}, p.dtype),
                act = ctx.Empty(dact.shape(), p.dtype);
   const Output dpre = args.dpre ? args.dpre : Write(ctx.Empty({p.max_rows, 2 * p.ffn}, p.dtype));
-  GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kDgrad, p.out, p.ffn), args.split_sizes, args.dy,
-                 args.w2, Write(dact));
+  GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kDgrad, Write(dact), p.out, p.ffn),
+                 args.split_sizes, args.dy, args.w2, Write(dact));
   SwiGluBackwardRef(ctx, dact, args.pre, args.row_scale, args.split_sizes, dpre, out.dscale,
                     Write(act));
   if (out.dw1) {
-    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, p.out, p.ffn), args.split_sizes,
-                   args.dy, act, out.dw2);
-    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, 2 * p.ffn, p.hidden), args.split_sizes,
-                   dpre.tensor, args.x, out.dw1);
+    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, out.dw2, p.out, p.ffn),
+                   args.split_sizes, args.dy, act, out.dw2);
+    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, out.dw1, 2 * p.ffn, p.hidden),
+                   args.split_sizes, dpre.tensor, args.x, out.dw1);
   }
   if (out.dx) {
-    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kDgrad, 2 * p.ffn, p.hidden), args.split_sizes,
-                   dpre.tensor, args.w1, out.dx);
+    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kDgrad, out.dx, 2 * p.ffn, p.hidden),
+                   args.split_sizes, dpre.tensor, args.w1, out.dx);
   }
 }
 

@@ -1,0 +1,152 @@
+// How a warp of the Hopper grouped product stores its rows of a tile.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <type_traits>
+
+#include "cistron/ops/cuda/hopper_ptx.cuh"
+#include "cistron/ops/cuda/hopper_wgmma.cuh"
+#include "cistron/ops/grouped_gemm/grouped_gemm_hopper_walk.cuh"
+
+namespace cistron::ops::internal::sm90 {
+
+__device__ inline std::uint32_t PackBf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+
+// Up to 16 lines of a swizzled buffer to rows of c from column n on, 16 bytes a lane; f32 may be
+// added to what is there. Columns from `cols` on are left out.
+template <bool kMayAdd = false, class Out>
+__device__ inline void StoreLines(std::uint32_t buffer, Out* c, std::int64_t ldc, int n, int cols,
+                                  int rows, int lane, bool add = false) {
+  constexpr int kVectors = hopper::kSwizzleLine / 16;
+  constexpr int kVectorCols = 16 / static_cast<int>(sizeof(Out));
+  constexpr int kPassRows = 32 / kVectors;
+  const int vector = lane % kVectors;
+  const int first = lane / kVectors;
+  uint4 v[kWarpM / kPassRows];
+#pragma unroll
+  for (int pass = 0; pass < kWarpM / kPassRows; ++pass) {
+    const int row = first + pass * kPassRows;
+    v[pass] = hopper::LoadShared(buffer + row * hopper::kSwizzleLine + ((vector ^ (row % 8)) << 4));
+  }
+  if (n + vector * kVectorCols >= cols) return;
+  c += first * ldc + n + vector * kVectorCols;
+#pragma unroll
+  for (int pass = 0; pass < kWarpM / kPassRows; ++pass, c += kPassRows * ldc) {
+    if (first + pass * kPassRows >= rows) break;
+    if (kMayAdd && add) {
+      const float4 old = *reinterpret_cast<const float4*>(c);
+      v[pass].x = __float_as_uint(__uint_as_float(v[pass].x) + old.x);
+      v[pass].y = __float_as_uint(__uint_as_float(v[pass].y) + old.y);
+      v[pass].z = __float_as_uint(__uint_as_float(v[pass].z) + old.z);
+      v[pass].w = __float_as_uint(__uint_as_float(v[pass].w) + old.w);
+    }
+    // Results are not read again here: they leave L2 before the operands do.
+    __stcs(reinterpret_cast<uint4*>(c), v[pass]);
+  }
+}
+
+// Stores the rows of one warp, 128 bytes of columns at a time: registers to a swizzled buffer, from
+// there to memory in whole lines. Warps never wait for each other here. Ordinary stores are not
+// waited for; the copy engine is (its reads of the buffer), so it stores only where it also adds.
+template <class T>
+class TileStore {
+ public:
+  __device__ TileStore(const SharedLayout<T>& shared, const CUtensorMap* map,
+                       const KernelArgs& args)
+      : map_(map), args_(args), buffers_(shared.Store(threadIdx.x / 32)) {}
+
+  __device__ void Begin(const Tile&, int) {}
+
+  // sums: of the tile's columns; m: first of the warp's rows in the group's result.
+  __device__ void Run(float (&sums)[T::kSums], const Tile& tile, int m) {
+    const int rows = (T::kWgrad ? args_.rows : tile.group_rows) - m;
+    if (rows <= 0) return;
+    const std::int64_t row = T::kWgrad ? m : tile.row_begin + m;
+    Out* const c = static_cast<Out*>(args_.c) + tile.group * args_.group_stride + row * args_.ldc;
+    if (!kF32 && args_.accumulate) AddOld(sums, reinterpret_cast<__nv_bfloat16*>(c), tile.n, rows);
+    // The copy engine clips at the ends of c, not at the end of a group's rows.
+    const bool engine_adds = kF32 && args_.accumulate && (T::kWgrad || rows >= kWarpM);
+#pragma unroll
+    for (int part = 0; part < T::kBlockN / T::kStoreCols; ++part) {
+      const int n = tile.n + part * T::kStoreCols;
+      if (n >= args_.cols) break;
+      const std::uint32_t buffer = buffers_ + (odd_ ? kStoreBytes : 0);
+      odd_ = !odd_;
+      if (kF32 && args_.accumulate) {
+        if (lane_ == 0) hopper::TmaWaitRead<1>();
+        __syncwarp();
+      }
+      Fill(sums, part, buffer);
+      if (engine_adds) hopper::FenceProxyAsync();
+      __syncwarp();
+      if (!engine_adds) {
+        StoreLines<kF32>(buffer, c, args_.ldc, n, args_.cols, rows, lane_, args_.accumulate);
+      }
+      if (kF32 && args_.accumulate && lane_ == 0) {
+        if (engine_adds) {
+          hopper::TmaReduceAdd(buffer, map_, n, static_cast<int>(row), T::kWgrad ? tile.group : 0);
+        }
+        hopper::TmaCommit();  // an empty group where rows were stored: waits count buffers
+      }
+    }
+  }
+
+  __device__ void Finish() {
+    if (lane_ == 0) hopper::TmaWaitAll();
+  }
+
+ private:
+  using Out = typename T::Out;
+  static constexpr bool kF32 = std::is_same_v<Out, float>;
+
+  __device__ void AddOld(float (&sums)[T::kSums], const __nv_bfloat16* c, int n, int rows) {
+#pragma unroll
+    for (int i = 0; i < T::kSums; i += 2) {
+      const int row = i % 4 / 2 * 8 + lane_ / 4;
+      const int col = n + i / 4 * 8 + lane_ % 4 * 2;
+      if (row < rows && col < args_.cols) {
+        const float2 old =
+            __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(c + row * args_.ldc + col));
+        sums[i] += old.x;
+        sums[i + 1] += old.y;
+      }
+    }
+  }
+
+  // Rounds and writes columns [part · kStoreCols, …) of the sums to a buffer.
+  __device__ void Fill(const float (&sums)[T::kSums], int part, std::uint32_t buffer) {
+    constexpr int kPartSums = T::kStoreCols / 2;
+    if constexpr (std::is_same_v<Out, float>) {
+      const int row = lane_ / 4;
+      const std::uint32_t line = buffer + row * hopper::kSwizzleLine + lane_ % 2 * 8;
+#pragma unroll
+      for (int j = 0; j < T::kStoreCols / 8; ++j) {
+        const float* const s = sums + part * kPartSums + 4 * j;
+        const std::uint32_t at = line + (((2 * j + lane_ % 4 / 2) ^ row) << 4);
+        hopper::StoreShared(at, make_float2(s[0], s[1]));
+        hopper::StoreShared(at + 8 * hopper::kSwizzleLine, make_float2(s[2], s[3]));
+      }
+    } else {
+      const int row = lane_ % 16;
+      const std::uint32_t line = buffer + row * hopper::kSwizzleLine;
+#pragma unroll
+      for (int j = 0; j < T::kStoreCols / 16; ++j) {
+        const float* const s = sums + part * kPartSums + 8 * j;
+        hopper::StoreMatrix(line + (((2 * j + lane_ / 16) ^ (row % 8)) << 4), PackBf16(s[0], s[1]),
+                            PackBf16(s[2], s[3]), PackBf16(s[4], s[5]), PackBf16(s[6], s[7]));
+      }
+    }
+  }
+
+  const CUtensorMap* map_;
+  const KernelArgs& args_;
+  std::uint32_t buffers_;
+  int lane_ = threadIdx.x % 32;
+  bool odd_ = false;
+};
+
+}  // namespace cistron::ops::internal::sm90
