@@ -197,7 +197,8 @@ void Run(const Case& c, const ops::Context& ctx, const Options& options) {
     profile.Start();
     for (int i = 0; i < kCalls; ++i) layer.Both(recorded);
     profile.End();
-    fmt::print("{} {}: {} calls\n{}", c.name, name, kCalls, profile.Table());
+    fmt::print("{} {}: {} calls\n{}", c.name, name, kCalls,
+               profile.Table(train::MeasureRoofline(ctx, DType::kBF16), kCalls));
   }
 }
 
