@@ -1,14 +1,75 @@
 #!/usr/bin/env bash
 # Every test of the CUDA backend, on this machine's GPU: builds what is missing and fails where there is no GPU.
+#
+#   scripts/test_cuda.sh              tests with the label `cuda`, golden folders, failures of the program, and
+#                                     compute-sanitizer on small cases where it is installed
+#   scripts/test_cuda.sh --installed  the same with binaries that lie in $CISTRON_BIN (cistron and the tests), nothing is built
 set -euo pipefail
 cd "$(dirname "$0")/.."
-scripts/build_cuda.sh
-if ! build/cuda/bin/cistron info | grep -q 'cuda:0'; then
-  echo "test_cuda: no GPU: $(build/cuda/bin/cistron info | grep '^CUDA')" >&2
+failed=()
+run() {  # NAME COMMAND …: prints the name and, when it fails, the end of the output
+  local name=$1 log
+  shift
+  log=$(mktemp)
+  if timeout "${CISTRON_TEST_TIMEOUT:-900}" "$@" >"$log" 2>&1; then
+    echo "ok      $name"
+  else
+    echo "FAILED  $name"
+    tail -n 25 "$log"
+    failed+=("$name")
+  fi
+  rm -f "$log"
+}
+# STATUS TEXT COMMAND …: fails unless the command exits so and says that.
+refused() {
+  local status=$1 text=$2 got=0 out
+  shift 2
+  out=$("$@" 2>&1) || got=$?
+  [[ $got == "$status" && $out == *"$text"* ]] || { echo "exit status $got, expected $status and '$text': $out"; return 1; }
+}
+
+if [[ "${1:-}" == --installed ]]; then
+  cistron=$CISTRON_BIN/cistron tests=$CISTRON_BIN
+else
+  scripts/build_cuda.sh
+  cistron=build/cuda/bin/cistron tests=build/cuda/tests
+fi
+if ! "$cistron" info | grep -q 'cuda:0'; then
+  echo "test_cuda: no GPU: $("$cistron" info | grep '^CUDA')" >&2
   exit 1
+fi
+
+# With --installed ctest is not there; otherwise build_cuda.sh ran all tests with the label already.
+if [[ "${1:-}" == --installed ]]; then
+  for test in "$tests"/*_test; do run "$(basename "$test")" "$test"; done
 fi
 for folder in tests/golden/*/; do
   for precision in fp32 bf16; do
-    build/cuda/bin/cistron verify "$folder" --device cuda --precision "$precision"
+    run "golden $(basename "$folder") $precision" "$cistron" verify "$folder" --device cuda --precision "$precision"
   done
 done
+
+# What a machine lacks is said in one message, exit status 2.
+run "no GPU is shown" refused 2 "no GPU can be used" env CUDA_VISIBLE_DEVICES= "$cistron" bench --device cuda
+run "too little memory" refused 2 "too little for the step" \
+  "$cistron" train --config-name L0_sanity device=cuda precision=bf16 output="${TMPDIR:-/tmp}/cistron-too-large" \
+  model.hidden_size=8192 model.intermediate_size=65536 model.num_hidden_layers=64
+run "a plan that does not fit" refused 2 "does not fit" \
+  "$cistron" plan --model 8x7b_4layers --precision bf16 --device cuda plan.memory_gib=64
+
+# Small cases: a sanitizer makes kernels 10 to 100 times slower.
+if sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null); then
+  for tool in memcheck racecheck initcheck; do
+    run "compute-sanitizer $tool: three steps of a tiny model" \
+      "$sanitizer" --tool "$tool" --error-exitcode 9 "$tests/device_traps_test" \
+      --gtest_filter='DeviceTraps.SecondBackwardNan:DeviceTraps.SharedExpertAsOnTheCpu'
+  done
+else
+  echo "test_cuda: compute-sanitizer is not installed: no check of memory, races and initialisation"
+fi
+if ((${#failed[@]})); then
+  printf 'test_cuda: %d failed:\n' "${#failed[@]}" >&2
+  printf '  %s\n' "${failed[@]}" >&2
+  exit 1
+fi
+echo "test_cuda: all passed"

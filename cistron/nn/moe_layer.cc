@@ -1,11 +1,23 @@
 #include "cistron/nn/moe_layer.h"
 
+#include <array>
+
 #include "cistron/nn/grouped_linear.h"
 #include "cistron/nn/scaled_swiglu.h"
 #include "cistron/ops/reduce/reduce.h"
 #include "cistron/tensor/trace.h"
 
 namespace cistron::nn {
+
+// A captured step may not copy from the host: the counts that passes had stay on the device.
+Tensor MoeLayer::SharedSplit::Of(const ops::Context& ctx, std::int64_t rows) {
+  const std::lock_guard lock(mutex_);
+  Tensor& split = splits_[rows];
+  if (!split || split.device() != ctx.allocator().device()) {
+    split = ctx.Place(Tensor::FromSpan<std::int64_t>({1}, std::array{rows}));
+  }
+  return split;
+}
 
 namespace {
 
@@ -32,23 +44,17 @@ std::unique_ptr<Sequential> MakeExperts(ParameterStore& store, const std::string
   return experts;
 }
 
-// Rows up to the last one that is not masked, as split_sizes of one group.
-Tensor RowsInUse(const ops::Context& ctx, const Tensor& token_mask, std::int64_t rows) {
-  if (ctx.device().type != DeviceType::kCpu) {
-    CISTRON_THROW(kUnsupported, "MoE layer: a shared expert needs device=cpu");
-  }
-  if (token_mask) {
-    const auto mask = token_mask.span<std::uint8_t>();
-    while (rows > 0 && mask[static_cast<std::size_t>(rows - 1)] == 0) --rows;
-  }
-  Tensor split = ctx.Empty({1}, DType::kI64);
-  *split.data<std::int64_t>() = rows;
-  return split;
+// How many rows the shared expert computes: up to the last one that is not masked. Of a device the
+// host cannot read the mask: all of them, since nothing reads the padding's.
+std::int64_t RowsInUse(const ops::Context& ctx, const Tensor& token_mask, std::int64_t rows) {
+  if (!token_mask || ctx.device().type != DeviceType::kCpu) return rows;
+  const auto mask = token_mask.span<std::uint8_t>();
+  while (rows > 0 && mask[static_cast<std::size_t>(rows - 1)] == 0) --rows;
+  return rows;
 }
 
 // y += x in the rows in use.
-void AddRows(const ops::Context& ctx, const Tensor& split, const Tensor& x, const Tensor& y) {
-  const std::int64_t rows = *split.data<std::int64_t>();
+void AddRows(const ops::Context& ctx, std::int64_t rows, const Tensor& x, const Tensor& y) {
   if (rows > 0) ops::AddTo(ctx, x.Slice(0, 0, rows), y.Slice(0, 0, rows));
 }
 
@@ -64,6 +70,7 @@ MoeLayer::MoeLayer(ParameterStore& store, TokenDispatcher& dispatcher, const std
                            config.ffn, /*is_expert=*/true)),
       name_(prefix + "moe") {
   if (config.shared_ffn > 0) {
+    shared_split_ = std::make_unique<SharedSplit>();
     shared_ = MakeExperts(store, prefix + "shared_experts.", 1, config.hidden, config.shared_ffn,
                           /*is_expert=*/false);
   }
@@ -106,10 +113,11 @@ Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& input, const Ten
   const Tensor expert_out = experts_->Forward(
       ctx, d.rows.data, {.split_sizes = d.rows.split_sizes, .scale = d.probs}, saved);
   Tensor y = dispatcher_->Combine(ctx, *d.state, expert_out);
-  Tensor shared_rows;
+  std::int64_t shared_rows = 0;
   if (shared_) {
     shared_rows = RowsInUse(ctx, token_mask, tokens);
-    AddRows(ctx, shared_rows, shared_->Forward(ctx, x, {.split_sizes = shared_rows}, saved), y);
+    const Tensor split = shared_split_->Of(ctx, shared_rows);
+    AddRows(ctx, shared_rows, shared_->Forward(ctx, x, {.split_sizes = split}, saved), y);
   }
   if (saved != nullptr) {
     saved->Push<Record>(this, name_) = {std::move(gate_input), routing.logits, out.experts, d.state,

@@ -7,9 +7,12 @@
 // activation's and the experts' outputs are neither kept nor recomputed. Kept for backward: x, the
 // dispatched rows, the pre-activation, the routing. No token is ever dropped; there is no capacity.
 // The shared expert is a SwiGLU MLP that every token uses, an expert layer of one group, so that it
-// fuses and quantises as the experts do. Padding is not given to it and has y = 0.
+// fuses and quantises as the experts do. A CPU does not give it
+// padding at the end.
 #pragma once
 
+#include <map>
+#include <mutex>
 #include <string>
 
 #include "cistron/nn/linear.h"
@@ -80,7 +83,16 @@ class MoeLayer {
     std::shared_ptr<const TokenDispatcher::State> dispatch;
     std::int64_t rows = 0;
     Noise noise{};
-    Tensor shared_rows{};  // split_sizes of the shared expert
+    std::int64_t shared_rows = 0;  // that the shared expert computed
+  };
+  // split_sizes of the shared expert, by their only value.
+  class SharedSplit {
+   public:
+    Tensor Of(const ops::Context& ctx, std::int64_t rows);
+
+   private:
+    std::mutex mutex_;
+    std::map<std::int64_t, Tensor> splits_;
   };
   ops::JitterConfig JitterOf(const Noise& noise) const {
     return {config_.jitter, noise.seed, config_.layer, noise.first_token};
@@ -89,6 +101,7 @@ class MoeLayer {
   TokenDispatcher* dispatcher_;
   Linear gate_;
   std::unique_ptr<Sequential> experts_, shared_;
+  std::unique_ptr<SharedSplit> shared_split_;
   Tensor bias_;
   std::string name_;
 };

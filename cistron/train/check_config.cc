@@ -56,10 +56,6 @@ void CheckSupported(const LoadedConfig& loaded) {
                     "{}={}: device=cuda trains in fp32 and bf16; use one of them, or device=cpu",
                     loaded.Where("precision"), Name(c.precision));
     }
-    if (c.model.n_shared_experts > 0) {
-      CISTRON_THROW(kUnsupported, "{}: shared experts need device=cpu",
-                    loaded.Where("model.n_shared_experts"));
-    }
   }
   // A key with its default says nothing: a saved configuration has every key.
   const RunConfig defaults;

@@ -511,4 +511,14 @@ std::int64_t MemoryOf(DeviceType device) {
   return bytes;
 }
 
+void CheckMemory(const MemoryProblem& problem) {
+  if (problem.device != DeviceType::kCuda) return;
+  const std::int64_t memory = MemoryOf(problem.device);
+  if (memory == 0 || PlanMemory(problem).peak_bytes <= memory) return;
+  throw WithMemoryAdvice(
+      Error(ErrorCode::kOutOfMemory,
+            fmt::format("memory: the GPU has {}, too little for the step", BytesText(memory))),
+      problem);
+}
+
 }  // namespace cistron::train

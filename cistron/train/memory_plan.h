@@ -52,6 +52,10 @@ std::string AdviceToFit(const MemoryProblem& problem, std::int64_t bytes);
 // that the device had.
 Error WithMemoryAdvice(const Error& error, const MemoryProblem& problem);
 
+// Throws kOutOfMemory, with what to change, where a GPU's memory is less than the plan's peak. A
+// CPU may have swap, and is asked for memory as the step needs it.
+void CheckMemory(const MemoryProblem& problem);
+
 // Of the machine's device 0, or of the machine under its cgroup's limit; 0: not known.
 std::int64_t MemoryOf(DeviceType device);
 // What a GPU takes for itself before the first tensor: its context, kernels and libraries.

@@ -484,6 +484,7 @@ class Trainer {
 TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks) {
   CheckRunConfig(loaded);
   if (loaded.config.threads > 0) SetNumThreads(static_cast<int>(loaded.config.threads));
+  CheckMemory(MemoryProblemOf(loaded.config));
   try {
     Trainer trainer(loaded, hooks);
     return trainer.Run();

@@ -9,18 +9,14 @@
 #include <utility>
 
 #include "cistron/tensor/cuda/check.h"
+#include "cistron/tensor/cuda/device_check.h"
 
 namespace cistron::cuda {
 namespace {
 
-constexpr int kMinMajor = 8;
 constexpr int kMaxDevices = 64;
 
 std::atomic<int> capability{0};
-
-std::string Version(int v) {
-  return fmt::format("{}.{}", v / 1000, v % 1000 / 10);
-}
 
 // The runtime's stream-ordered pool (cudaMallocAsync), told to keep what is freed, with our
 // statistics. Everything is allocated and freed in the order of one stream.
@@ -135,8 +131,7 @@ std::string Describe() {
   int runtime = 0, driver = 0;
   cudaRuntimeGetVersion(&runtime);
   cudaDriverGetVersion(&driver);
-  if (driver == 0) return fmt::format("CUDA {}, no driver", Version(runtime));
-  return fmt::format("CUDA {}, driver for CUDA {}", Version(runtime), Version(driver));
+  return DescribeVersions(runtime, driver);
 }
 
 int ComputeCapability() {
@@ -144,29 +139,33 @@ int ComputeCapability() {
 }
 
 void RequireDevice(int index) {
-  int count = 0;
-  const cudaError_t status = cudaGetDeviceCount(&count);
+  DeviceFacts facts;
+  facts.index = index;
+  cudaRuntimeGetVersion(&facts.runtime);
+  cudaDriverGetVersion(&facts.driver);
+  const cudaError_t status = cudaGetDeviceCount(&facts.count);
   if (status != cudaSuccess) {
     cudaGetLastError();
-    CISTRON_THROW(kUnsupported,
-                  "cuda: no GPU can be used: {} ({}); needed is an NVIDIA driver for "
-                  "CUDA 13 or newer and a GPU. Use device=cpu without them",
-                  cudaGetErrorString(status), Describe());
+    facts.error = cudaGetErrorString(status);
+  } else if (index >= 0 && index < facts.count) {
+    Check(cudaDeviceGetAttribute(&facts.major, cudaDevAttrComputeCapabilityMajor, index),
+          "attribute");
+    Check(cudaDeviceGetAttribute(&facts.minor, cudaDevAttrComputeCapabilityMinor, index),
+          "attribute");
+    // Its name costs a millisecond, and is asked for only where it will be shown.
+    cudaDeviceProp p{};
+    if (!DeviceRefusal(facts, CISTRON_CUDA_ARCHITECTURES).empty() &&
+        cudaGetDeviceProperties(&p, index) == cudaSuccess) {
+      facts.name = p.name;
+    }
   }
-  if (index < 0 || index >= count || index >= kMaxDevices) {
-    CISTRON_THROW(kUnsupported, "cuda: there is no cuda:{}, the driver shows {} GPUs", index,
-                  count);
+  if (const std::string why = DeviceRefusal(facts, CISTRON_CUDA_ARCHITECTURES); !why.empty()) {
+    CISTRON_THROW(kUnsupported, "{}", why);
   }
-  int major = 0, minor = 0;
-  Check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index), "attribute");
-  Check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index), "attribute");
-  if (major < kMinMajor) {
-    CISTRON_THROW(kUnsupported,
-                  "cuda: cuda:{} has compute capability {}.{}; {}.0 or newer is needed", index,
-                  major, minor, kMinMajor);
-  }
+  CISTRON_CHECK(index < kMaxDevices, "cuda: device {} is beyond the {} that are supported", index,
+                kMaxDevices);
   Check(cudaSetDevice(index), "cudaSetDevice");
-  capability = 10 * major + minor;
+  capability = 10 * facts.major + facts.minor;
 }
 
 Allocator& DeviceAllocator(int index) {
