@@ -14,6 +14,8 @@ class WorkRecorder : public OpRecorder {
  public:
   // Of the op whose Begin comes next.
   virtual void Announce(const OpWork& work) = 0;
+  // More of the op that began last.
+  virtual void Add(const OpWork& work) = 0;
 };
 
 inline double BytesOf(const Tensor& t) {
@@ -30,6 +32,15 @@ void AnnounceWork(const Context& ctx, double flops, const Operands&... operands)
   if (ctx.recorder() == nullptr) return;
   auto* const recorder = dynamic_cast<WorkRecorder*>(ctx.recorder());
   if (recorder != nullptr) recorder->Announce({flops, (0.0 + ... + BytesOf(operands))});
+}
+
+// The same of the op that runs already: an implementation that does by itself what others leave to
+// ops of their own.
+template <class... Operands>
+void AddWork(const Context& ctx, double flops, const Operands&... operands) {
+  if (ctx.recorder() == nullptr) return;
+  auto* const recorder = dynamic_cast<WorkRecorder*>(ctx.recorder());
+  if (recorder != nullptr) recorder->Add({flops, (0.0 + ... + BytesOf(operands))});
 }
 
 // Of a product of these sizes.

@@ -11,6 +11,7 @@
 #include "cistron/base/threads.h"
 #include "cistron/model/hugging_face.h"
 #include "cistron/ops/cross_entropy/cross_entropy_impls.h"
+#include "cistron/ops/grouped_mlp/grouped_mlp.h"
 #include "cistron/ops/grouped_mlp/row_pieces.h"
 #include "cistron/tensor/block_size.h"
 #include "cistron/tensor/cuda_backend.h"
@@ -170,7 +171,7 @@ class Step {
     }
     const MemoryKind kind = keep ? kActivations : kWorkspaces;
     // A CPU keeps no whole pre-activation unless backward needs it.
-    const bool whole = keep || cuda_;
+    const bool whole = keep || (cuda_ && !FusesExperts(rows));
     Block pre = Take(kind, "experts: pre-activations", whole ? rows * 2 * f * size_ : 0);
     if (cuda_) {
       temporary.push_back(Work("experts: activations", rows * f * size_));
@@ -182,6 +183,17 @@ class Step {
       kept.push_back(pre);
     }
     return y;
+  }
+
+  // Whether the kernel in use makes dA and dP in one.
+  bool FusesExperts(std::int64_t rows) const {
+    const ops::GroupedMlpProblem problem{
+        ModelDType(p_.precision), c_.num_local_experts, rows,
+        c_.hidden_size,           c_.intermediate_size, c_.hidden_size};
+    for (const ops::GroupedMlpImpl& impl : ops::GroupedMlpImpls()) {
+      if (impl.device == DeviceType::kCuda && impl.supports(problem)) return impl.name == "hopper";
+    }
+    return false;
   }
 
   // On a CPU a thread (or under a recipe a wave of experts) goes through all of the MLP.
@@ -360,9 +372,9 @@ class Step {
     const Block dout = Work(name, wide), dprobs = Work(name, rows * compute_);
     const Block drows = Work(name, wide);
     if (cuda_) {
-      const Block act = Work("experts: activations", rows * f * size_);
       const Block dpre = Work(name, rows * 2 * f * size_);
-      Work(name, rows * f * size_);  // dact
+      const Block act = Work("experts: activations", rows * f * size_);
+      if (!FusesExperts(rows)) Work(name, rows * f * size_);  // dA
     } else {
       std::vector<Block> codes;
       for (int copy = 0; quantizes_ && copy < copies_; ++copy) {

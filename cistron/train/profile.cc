@@ -51,6 +51,12 @@ void Profile::Begin(std::string_view op, std::string_view implementation) {
   running_ = true;
 }
 
+void Profile::Add(const ops::OpWork& work) {
+  if (!started_ || rows_.empty()) return;
+  rows_[current_].flops += work.flops;
+  rows_[current_].bytes += work.bytes;
+}
+
 // Of a CPU; a GPU's are read at the end.
 void Profile::EndOp() {
   if (!running_ || device_.type == DeviceType::kCuda) return;

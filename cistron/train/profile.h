@@ -37,6 +37,7 @@ class Profile final : public ops::WorkRecorder {
   void Start() { started_ = true; }
   void End();
   void Announce(const ops::OpWork& work) override { next_ = work; }
+  void Add(const ops::OpWork& work) override;
   void Begin(std::string_view op, std::string_view implementation) override;
   // "attention (cudnn)": the newest of all, whether it counts or not.
   std::string last_op() const;
