@@ -48,6 +48,21 @@ void Launch(const HopperGroupedGemm& g, const HopperTiles& tiles) {
                         sm90::Encode(result, T::kStoreCols, sm90::kWarpM), args);
 }
 
+// A kernel, and no memset: CUDA_LAUNCH_BLOCKING, under which tests read results, waits for kernels
+// alone.
+template <class V>
+__global__ void ZeroRowsKernel(V* c, std::int64_t cols, std::int64_t ld) {
+  V* row = c + blockIdx.x * ld;
+  for (std::int64_t j = threadIdx.x; j < cols; j += blockDim.x) row[j] = V(0.0f);
+}
+template <class V>
+void LaunchZero(const Matrices& c, const HopperGroupedGemm& g) {
+  constexpr int kThreadsOfRow = 256;
+  ZeroRowsKernel<<<static_cast<unsigned>(c.count * c.rows), kThreadsOfRow, 0,
+                   static_cast<cudaStream_t>(g.stream)>>>(static_cast<V*>(g.c), c.cols, c.ld);
+  sm90::CheckCuda(cudaGetLastError(), "launch");
+}
+
 template <GroupedGemmKind kKind, class Out>
 void LaunchTiles(const HopperGroupedGemm& g, const HopperTiles& tiles) {
   switch (tiles.block_n) {
@@ -101,12 +116,11 @@ void LaunchHopperGroupedGemm(const HopperGroupedGemm& gemm) {
     // No operand to describe; weight gradients are zeros.
     if (wgrad && !gemm.accumulate) {
       const Matrices c = Result(gemm);
-      const std::size_t element = SizeOf(c.dtype);
-      sm90::CheckCuda(cudaMemset2DAsync(gemm.c, static_cast<std::size_t>(c.ld) * element, 0,
-                                        static_cast<std::size_t>(c.cols) * element,
-                                        static_cast<std::size_t>(c.count * c.rows),
-                                        static_cast<cudaStream_t>(gemm.stream)),
-                      "cudaMemset2DAsync");
+      if (c.dtype == DType::kF32) {
+        LaunchZero<float>(c, gemm);
+      } else {
+        LaunchZero<__nv_bfloat16>(c, gemm);
+      }
     }
     return;
   }
