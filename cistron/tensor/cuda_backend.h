@@ -53,6 +53,8 @@ class Event {
   Event(Event&& other) noexcept;
   Event& operator=(Event&&) = delete;
   void Record();
+  // Until what was queued before Record is done; throws what went wrong with it.
+  void Wait() const;
   // Milliseconds from `earlier` to this, both recorded; waits for this one.
   double MillisecondsSince(const Event& earlier) const;
 

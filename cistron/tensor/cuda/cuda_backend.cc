@@ -3,13 +3,12 @@
 #include <fmt/format.h>
 
 #include <atomic>
-#include <limits>
-#include <memory>
 #include <mutex>
 #include <utility>
 
 #include "cistron/tensor/cuda/check.h"
 #include "cistron/tensor/cuda/device_check.h"
+#include "cistron/tensor/cuda/stream_allocator.h"
 
 namespace cistron::cuda {
 namespace {
@@ -18,71 +17,6 @@ constexpr int kMaxDevices = 64;
 
 std::atomic<int> capability{0};
 
-// The runtime's stream-ordered pool (cudaMallocAsync), told to keep what is freed, with our
-// statistics. Everything is allocated and freed in the order of one stream.
-class StreamAllocator final : public Allocator {
- public:
-  StreamAllocator(int index, cudaStream_t stream) : index_(index), stream_(stream) {
-    Check(cudaDeviceGetDefaultMemPool(&pool_, index), "cudaDeviceGetDefaultMemPool");
-    std::uint64_t keep = std::numeric_limits<std::uint64_t>::max();
-    Check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep),
-          "cudaMemPoolSetAttribute");
-  }
-
-  void* Allocate(std::size_t bytes) override {
-    void* block = nullptr;
-    const cudaError_t status = cudaMallocAsync(&block, bytes, stream_);
-    std::lock_guard lock(mutex_);
-    if (status == cudaErrorMemoryAllocation) {
-      cudaGetLastError();  // not sticky: forget it
-      std::size_t free = 0, total = 0;
-      cudaMemGetInfo(&free, &total);
-      CISTRON_THROW(kOutOfMemory,
-                    "memory: cuda:{} has no {} MiB left; tensors hold {} MiB (peak {} MiB) of its "
-                    "{} MiB, {} MiB are free",
-                    index_, bytes >> 20, stats_.live_bytes >> 20, stats_.peak_bytes >> 20,
-                    total >> 20, free >> 20);
-    }
-    Check(status, "cudaMallocAsync");
-    ++stats_.allocations;
-    stats_.live_bytes += static_cast<std::int64_t>(bytes);
-    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
-    return block;
-  }
-
-  // Errors are left to the next call that is checked: at exit the driver may be gone already.
-  void Deallocate(void* pointer, std::size_t bytes) noexcept override {
-    if (pointer == nullptr) return;
-    cudaFreeAsync(pointer, stream_);
-    std::lock_guard lock(mutex_);
-    stats_.live_bytes -= static_cast<std::int64_t>(bytes);
-  }
-
-  Device device() const override { return {DeviceType::kCuda, index_}; }
-
-  AllocatorStats Stats() const override {
-    std::lock_guard lock(mutex_);
-    AllocatorStats stats = stats_;
-    std::uint64_t reserved = 0;
-    if (cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &reserved) ==
-        cudaSuccess) {
-      stats.cached_bytes = static_cast<std::int64_t>(reserved) - stats.live_bytes;
-    }
-    return stats;
-  }
-
-  void ResetPeak() override {
-    std::lock_guard lock(mutex_);
-    stats_.peak_bytes = stats_.live_bytes;
-  }
-
- private:
-  int index_;
-  cudaStream_t stream_;
-  cudaMemPool_t pool_ = nullptr;
-  mutable std::mutex mutex_;
-  AllocatorStats stats_;
-};
 
 // Stream and allocator of a device, made at first use. They live until the process ends: tensors in
 // static storage may outlive any order of destruction.
@@ -99,7 +33,7 @@ State& StateOf(int index) {
   State& s = states[index];
   if (s.allocator == nullptr) {
     Check(cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    s.allocator = new StreamAllocator(index, s.stream);
+    s.allocator = new StreamAllocator(index);
   }
   return s;
 }
@@ -216,6 +150,10 @@ Event::Event(Event&& other) noexcept
 void Event::Record() {
   Check(cudaEventRecord(static_cast<cudaEvent_t>(handle_), StateOf(device_.index).stream),
         "cudaEventRecord");
+}
+
+void Event::Wait() const {
+  Check(cudaEventSynchronize(static_cast<cudaEvent_t>(handle_)), "work on the device");
 }
 
 double Event::MillisecondsSince(const Event& earlier) const {

@@ -1,6 +1,8 @@
 // A build without CUDA.
 #include "cistron/base/error.h"
+#include "cistron/tensor/block_cache.h"
 #include "cistron/tensor/cuda_backend.h"
+#include "cistron/tensor/cuda_graph.h"
 
 namespace cistron::cuda {
 namespace {
@@ -49,11 +51,38 @@ Event::Event(Device) {
 Event::~Event() = default;
 Event::Event(Event&&) noexcept = default;
 void Event::Record() {}
+void Event::Wait() const {}
 double Event::MillisecondsSince(const Event&) const {
   return 0;
 }
 void Synchronize(Device) {
   ThrowNotBuilt();
 }
+
+MemoryPool::MemoryPool(Device) {
+  ThrowNotBuilt();
+}
+MemoryPool::Scope::Scope(const MemoryPool&) {
+  ThrowNotBuilt();
+}
+MemoryPool::Scope::~Scope() = default;
+Graph::Graph(Device, const std::function<void()>&) {
+  ThrowNotBuilt();
+}
+Graph::~Graph() = default;
+void Graph::Launch() {}
+Allocator& PinnedAllocator() {
+  ThrowNotBuilt();
+}
+void CopyLater(void*, const void*, Device, std::size_t) {
+  ThrowNotBuilt();
+}
+Upload::Upload(Device) {
+  ThrowNotBuilt();
+}
+Upload::~Upload() = default;
+void Upload::Start(void*, const void*, std::size_t) {}
+void Upload::Join() {}
+void Upload::Release() {}
 
 }  // namespace cistron::cuda

@@ -1,0 +1,153 @@
+#include "cistron/tensor/cuda_graph.h"
+
+#include <mutex>
+
+#include "cistron/tensor/block_cache.h"
+#include "cistron/tensor/cuda/check.h"
+#include "cistron/tensor/cuda/stream_allocator.h"
+#include "cistron/tensor/cuda_backend.h"
+
+namespace cistron::cuda {
+namespace {
+
+cudaStream_t MainOf(Device device) {
+  return static_cast<cudaStream_t>(MainStream(device.index).handle);
+}
+
+class PinnedBlocks final : public Allocator {
+ public:
+  void* Allocate(std::size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    void* block = cache_.Allocate(bytes);
+    if (block == nullptr) {
+      CISTRON_THROW(kOutOfMemory, "memory: the system has no {} MiB of page-locked memory",
+                    bytes >> 20);
+    }
+    stats_.live_bytes += static_cast<std::int64_t>(bytes);
+    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+    return block;
+  }
+  void Deallocate(void* pointer, std::size_t bytes) noexcept override {
+    if (pointer == nullptr) return;
+    const std::lock_guard lock(mutex_);
+    cache_.Free(pointer);
+    stats_.live_bytes -= static_cast<std::int64_t>(bytes);
+  }
+  Device device() const override { return {}; }
+  AllocatorStats Stats() const override {
+    const std::lock_guard lock(mutex_);
+    AllocatorStats stats = stats_;
+    stats.cached_bytes = cache_.segment_bytes() - cache_.used_bytes();
+    stats.allocations = cache_.takes();
+    return stats;
+  }
+  void ResetPeak() override {
+    const std::lock_guard lock(mutex_);
+    stats_.peak_bytes = stats_.live_bytes;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  BlockCache cache_{{[](std::size_t bytes) -> void* {
+                       void* segment = nullptr;
+                       if (cudaMallocHost(&segment, bytes) == cudaSuccess) return segment;
+                       cudaGetLastError();
+                       return nullptr;
+                     },
+                     [](void* segment) { cudaFreeHost(segment); }}};
+  AllocatorStats stats_;
+};
+
+}  // namespace
+
+MemoryPool::MemoryPool(Device device)
+    : device_(device), blocks_(std::make_shared<BlockCache>(DeviceSegments())) {
+  RequireDevice(device.index);
+}
+
+MemoryPool::Scope::Scope(const MemoryPool& pool) : device_(pool.device_) {
+  static_cast<StreamAllocator&>(DeviceAllocator(device_.index)).UsePool(pool.blocks_);
+}
+
+MemoryPool::Scope::~Scope() {
+  static_cast<StreamAllocator&>(DeviceAllocator(device_.index)).UsePool(nullptr);
+}
+
+Graph::Graph(Device device, const std::function<void()>& work) : device_(device) {
+  const cudaStream_t stream = MainOf(device);
+  // Relaxed: memory may be taken from the driver on the way.
+  Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+  cudaGraph_t graph = nullptr;
+  try {
+    work();
+  } catch (...) {
+    cudaStreamEndCapture(stream, &graph);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    cudaGetLastError();  // of a capture that was broken off: nothing has run
+    throw;
+  }
+  Check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  std::size_t nodes = 0;
+  cudaGraphGetNodes(graph, nullptr, &nodes);
+  nodes_ = static_cast<std::int64_t>(nodes);
+  cudaGraphExec_t exec = nullptr;
+  const cudaError_t status = cudaGraphInstantiate(&exec, graph, 0);
+  cudaGraphDestroy(graph);
+  Check(status, "cudaGraphInstantiate");
+  handle_ = exec;
+  Check(cudaGraphUpload(exec, stream), "cudaGraphUpload");
+}
+
+Graph::~Graph() {
+  if (handle_ != nullptr) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(handle_));
+}
+
+void Graph::Launch() {
+  Check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(handle_), MainOf(device_)), "cudaGraphLaunch");
+}
+
+Allocator& PinnedAllocator() {
+  // Never destroyed: tensors with static lifetime may outlive any order of destruction.
+  static auto* allocator = new PinnedBlocks();
+  return *allocator;
+}
+
+void CopyLater(void* to, const void* from, Device device, std::size_t bytes) {
+  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, MainOf(device)), "cudaMemcpyAsync");
+}
+
+Upload::Upload(Device device) : device_(device) {
+  RequireDevice(device.index);
+  cudaStream_t stream = nullptr;
+  cudaEvent_t copied = nullptr, released = nullptr;
+  Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  Check(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming), "cudaEventCreate");
+  Check(cudaEventCreateWithFlags(&released, cudaEventDisableTiming), "cudaEventCreate");
+  stream_ = stream;
+  copied_ = copied;
+  released_ = released;
+}
+
+Upload::~Upload() {
+  cudaEventDestroy(static_cast<cudaEvent_t>(copied_));
+  cudaEventDestroy(static_cast<cudaEvent_t>(released_));
+  cudaStreamDestroy(static_cast<cudaStream_t>(stream_));
+}
+
+void Upload::Start(void* to, const void* from, std::size_t bytes) {
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  Check(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(released_), 0), "cudaStreamWaitEvent");
+  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+  Check(cudaEventRecord(static_cast<cudaEvent_t>(copied_), stream), "cudaEventRecord");
+}
+
+void Upload::Join() {
+  Check(cudaStreamWaitEvent(MainOf(device_), static_cast<cudaEvent_t>(copied_), 0),
+        "cudaStreamWaitEvent");
+}
+
+void Upload::Release() {
+  Check(cudaEventRecord(static_cast<cudaEvent_t>(released_), MainOf(device_)), "cudaEventRecord");
+}
+
+}  // namespace cistron::cuda
