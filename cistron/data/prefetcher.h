@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 
+#include "cistron/data/read_ahead.h"
 #include "cistron/data/stream.h"
 
 namespace cistron::data {
@@ -14,24 +15,18 @@ struct FetchedBatch {
   StreamState state_after;
 };
 
-// One thread that reads ahead. Batches come in the order in which they were read.
+// A stream read by a thread of its own (read_ahead.h).
 class Prefetcher {
  public:
-  // Calls `read` at most `steps` times, at most `depth` ≥ 1 results ahead of Next; one call at a
-  // time, all from a thread of its own.
+  // As ReadAhead.
   Prefetcher(std::function<FetchedBatch()> read, std::int64_t steps, int depth = 2);
   // The batches of a stream.
   Prefetcher(std::unique_ptr<TrainingStream> stream, std::int64_t steps, int depth = 2);
-  // Waits for a read that is under way, and no longer.
-  ~Prefetcher();
 
-  // The next batch; waits for it. What `read` threw is thrown here, after the batches before it, at
-  // every call. Throws kInvalidArgument when all `steps` batches were taken.
-  FetchedBatch Next();
+  FetchedBatch Next() { return batches_.Next(); }
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  ReadAhead<FetchedBatch> batches_;
 };
 
 }  // namespace cistron::data

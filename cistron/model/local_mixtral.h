@@ -6,8 +6,10 @@
 namespace cistron::model {
 
 struct LocalMixtral {
-  LocalMixtral(const ops::Context& ctx, const MixtralConfig& config, DType dtype)
-      : store(ctx, dtype),
+  // `masters`: of LocalParameterStore.
+  LocalMixtral(const ops::Context& ctx, const MixtralConfig& config, DType dtype,
+               bool masters = true)
+      : store(ctx, dtype, masters),
         dispatcher(config.num_local_experts),
         model(ctx, config, dtype, store, dispatcher, statistics) {}
   LocalMixtral(const LocalMixtral&) = delete;  // the model refers to its neighbours

@@ -130,6 +130,7 @@ struct Mixtral::State {
   data::Batch Place(const data::Batch& batch) const {
     CheckBatch(batch);
     if (ctx.allocator().device().type == DeviceType::kCpu) return batch;
+    if (!OnHost(batch.tokens)) return batch;
     CheckTokens(batch);
     data::Batch placed = batch;
     for (Tensor* t : {&placed.tokens, &placed.labels, &placed.weights, &placed.token_mask,
@@ -315,8 +316,9 @@ Mixtral::Mixtral(const ops::Context& ctx, const MixtralConfig& config, DType dty
                                          config.rms_norm_eps);
   s.head = config.tie_word_embeddings
                ? s.embedding
-               : store.Register(
-                     {.name = "lm_head.weight", .shape = {config.vocab_size, config.hidden_size}});
+               : store.Register({.name = "lm_head.weight",
+                                 .shape = {config.vocab_size, config.hidden_size},
+                                 .wide_gradient = true});
 }
 
 Mixtral::~Mixtral() = default;
@@ -329,14 +331,15 @@ void Mixtral::SetRecompute(Recompute recompute) {
   state_->recompute = recompute;
 }
 
-void Mixtral::UpdateExpertBias(const LossSums& sums) {
+void Mixtral::UpdateExpertBias(const LossSums& sums, const Tensor& gate) {
   const State& s = *state_;
   if (!s.config.moe_router_enable_expert_bias) return;
   const Tensor counts = sums.expert_counts.Clone();
   s.reducer->Sum(counts);
   for (std::size_t i = 0; i < s.layers.size(); ++i) {
     ops::UpdateExpertBias(s.ctx, counts.Select(static_cast<std::int64_t>(i)),
-                          s.config.moe_router_bias_update_rate, s.layers[i].moe.expert_bias());
+                          s.config.moe_router_bias_update_rate, s.layers[i].moe.expert_bias(),
+                          gate);
   }
 }
 
@@ -365,6 +368,11 @@ void Mixtral::TrainMicroBatch(const data::Batch& given, const LossScale& scale, 
   ops::WeightedSum(s.ctx, nll, batch.weights, ops::Accumulate(sums.weighted_nll));
   pass = {};
   s.Backward(batch, noise, dhidden, gradients, saved);
+}
+
+void Mixtral::CheckBatch(const data::Batch& batch) const {
+  state_->CheckBatch(batch);
+  state_->CheckTokens(batch);
 }
 
 Tensor Mixtral::Evaluate(const data::Batch& given, Tensor* experts) {

@@ -63,12 +63,17 @@ class Mixtral {
                        const StepNoise& noise = {});
 
   // Loss-free balancing, after an optimiser step: moves each layer's bias by the assignments of the
-  // global batch, sums.expert_counts. Nothing without moe_router_enable_expert_bias.
-  void UpdateExpertBias(const LossSums& sums);
+  // global batch, sums.expert_counts. Nothing without moe_router_enable_expert_bias, nor where
+  // `gate` (f64 [], optional) is NaN.
+  void UpdateExpertBias(const LossSums& sums, const Tensor& gate = {});
 
   // How the fuser runs the experts of the layers in training under the recipes in force: each plan
   // with the layers that follow it. Throws under Context::strict() where a pattern refuses.
   std::string ExplainExperts() const;
+
+  // Whoever trains on a batch that lies on a device has checked it on the host, where kernels
+  // cannot: throws where a token, a label or a length does not fit the model.
+  void CheckBatch(const data::Batch& batch) const;
 
   // Batches lie on the host, and so do the results of Evaluate and ComputeLogits.
 

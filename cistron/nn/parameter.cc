@@ -44,8 +44,8 @@ void CheckVersionOfForward(const ParameterStore& store, std::uint64_t version_of
                 op);
 }
 
-LocalParameterStore::LocalParameterStore(const ops::Context& ctx, DType dtype)
-    : ctx_(ctx), dtype_(dtype) {
+LocalParameterStore::LocalParameterStore(const ops::Context& ctx, DType dtype, bool masters)
+    : ctx_(ctx), dtype_(dtype), masters_(masters), gradient_dtype_(ComputeType(dtype)) {
   CISTRON_CHECK(dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16,
                 "parameters: a model's dtype is f64, f32 or bf16, not {}", Name(dtype));
 }
@@ -55,7 +55,7 @@ ParameterId LocalParameterStore::Register(const ParameterSpec& spec) {
   Parameter p;
   p.spec = spec;
   p.value = ctx_.Zeros(spec.shape, dtype_);
-  const DType master = ComputeType(dtype_);
+  const DType master = masters_ ? ComputeType(dtype_) : dtype_;
   p.master = master == dtype_ ? p.value : ctx_.Zeros(spec.shape, master);
   parameters_.push_back(std::move(p));
   return static_cast<ParameterId>(parameters_.size()) - 1;
@@ -103,7 +103,12 @@ void LocalParameterStore::SetRowParts(ParameterId id, std::int64_t parts) {
 
 ops::Output LocalParameterStore::GradientOutput(ParameterId id) {
   Parameter& p = parameters_.at(static_cast<std::size_t>(id));
-  if (!p.grad) p.grad = ctx_.Empty(p.spec.shape, ComputeType(dtype_));
+  const bool matrix =
+      p.spec.shape.rank() >= 2 && p.spec.decays && !p.spec.is_embedding && !p.spec.wide_gradient;
+  if (!p.grad) {
+    p.grad = ctx_.Empty(p.spec.shape, matrix ? gradient_dtype_ : ComputeType(dtype_));
+  }
+  p.square_sums = {};
   const auto mode = p.has_grad ? ops::WriteMode::kAccumulate : ops::WriteMode::kWrite;
   p.has_grad = true;
   return {p.grad, mode};

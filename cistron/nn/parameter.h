@@ -25,6 +25,8 @@ struct ParameterSpec {
   // Weight decay by default: matrices yes, norms and biases no; embeddings only on request.
   bool decays = true;
   bool is_embedding = false;
+  // Its gradient is a sum of several products, and stays in the compute type.
+  bool wide_gradient = false;
   // Equal parts of the rows of each matrix whose quantisation blocks lie apart: 2 where gate and up
   // rows share a weight.
   std::int64_t row_parts = 1;
@@ -70,6 +72,10 @@ class ParameterStore {
   // Where a gradient goes: Write for the first of a step, Accumulate afterwards. The dtype is the
   // compute type. The gradient counts as contributed when the call that uses it returns.
   virtual ops::Output GradientOutput(ParameterId id) = 0;
+  // Whoever wrote (not accumulated) a whole gradient may leave partial sums of its squares, f64 [n]
+  // in a fixed order, so that the norm need not read it again. They count until the gradient is
+  // written to again; a store that cannot use them ignores them.
+  virtual void OfferSquareSums(ParameterId, const Tensor&) {}
 };
 
 // Throws, naming `op`, unless the weights are those of the forward pass: every op whose backward
@@ -99,10 +105,13 @@ class LocalParameterStore final : public ParameterStore {
  public:
   struct Parameter {
     ParameterSpec spec;
-    Tensor value;   // model dtype: what the modules compute with
-    Tensor master;  // compute type: what the optimiser updates; the same tensor where dtypes agree
-    Tensor grad;    // compute type, allocated at the first gradient
+    Tensor value;  // model dtype: what the modules compute with
+    // What the optimiser updates: compute type; the same tensor as `value` where dtypes agree or
+    // the store has no masters.
+    Tensor master;
+    Tensor grad;  // allocated at the first gradient
     bool has_grad = false;
+    Tensor square_sums{};  // OfferSquareSums, of the gradient as it is now
     // Quantised copies of the weights of one version.
     struct QuantizedWeight {
       quant::Recipe recipe;
@@ -119,8 +128,9 @@ class LocalParameterStore final : public ParameterStore {
     Tensor value;
   };
 
-  // `dtype` is the model's: f64, f32 or bf16.
-  LocalParameterStore(const ops::Context& ctx, DType dtype);
+  // `dtype` is the model's: f64, f32 or bf16. Without `masters` a bf16 model's optimiser updates
+  // the bf16 values themselves.
+  LocalParameterStore(const ops::Context& ctx, DType dtype, bool masters = true);
 
   ParameterId Register(const ParameterSpec& spec) override;
   Tensor RegisterBuffer(const BufferSpec& spec) override;
@@ -133,6 +143,13 @@ class LocalParameterStore final : public ParameterStore {
   }
   void SetRowParts(ParameterId id, std::int64_t parts) override;
   ops::Output GradientOutput(ParameterId id) override;
+  void OfferSquareSums(ParameterId id, const Tensor& sums) override {
+    parameters_.at(static_cast<std::size_t>(id)).square_sums = sums;
+  }
+
+  // bf16: gradients of matrices take the model's dtype, as peers without masters have them; those
+  // of vectors and embeddings stay in the compute type. Before the first gradient.
+  void SetGradientDType(DType dtype) { gradient_dtype_ = dtype; }
 
   // Whoever writes masters or values must say so: quantised copies are made anew.
   void MarkChanged() { ++version_; }
@@ -163,6 +180,8 @@ class LocalParameterStore final : public ParameterStore {
  private:
   ops::Context ctx_;
   DType dtype_;
+  bool masters_;
+  DType gradient_dtype_;
   std::uint64_t version_ = 1;
   std::vector<Parameter> parameters_;
   std::vector<Buffer> buffers_;

@@ -1,6 +1,8 @@
 // The rotary angles that all layers of a model share.
 #pragma once
 
+#include <vector>
+
 #include "cistron/ops/context.h"
 #include "cistron/tensor/tensor.h"
 
@@ -23,6 +25,7 @@ class RotaryTable {
   double theta_;
   DType compute_type_;
   Tensor table_;
+  std::vector<Tensor> outgrown_;  // captured steps may read them still
 };
 
 }  // namespace cistron::nn

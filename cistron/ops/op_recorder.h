@@ -11,6 +11,8 @@ class OpRecorder {
   // An op is about to run by the implementation of that name. Ops that are made of others are heard
   // of first, and what follows is heard of as the others.
   virtual void Begin(std::string_view op, std::string_view implementation) = 0;
+  // Whether it wants every op to run by itself now; a captured step shows it none.
+  virtual bool Times() const { return true; }
 };
 
 }  // namespace cistron::ops

@@ -20,37 +20,65 @@ AdamWOptimizer::AdamWOptimizer(const ops::Context& ctx, nn::LocalParameterStore&
   norm_ = ctx.Zeros({}, DType::kF64);
 }
 
-double AdamWOptimizer::ComputeGradNorm() {
-  bool first = true;
+void AdamWOptimizer::QueueGradNorm() {
+  std::vector<Tensor> gradients;
+  bool partial = false;
   for (const auto& p : store_.parameters()) {
     if (!p.has_grad) continue;
-    const auto mode = first ? ops::WriteMode::kWrite : ops::WriteMode::kAccumulate;
-    ops::SumOfSquares(ctx_, p.grad, {sum_of_squares_, mode});
-    first = false;
+    if (p.square_sums) {
+      ops::WeightedSum(
+          ctx_, p.square_sums, {},
+          {sum_of_squares_, partial ? ops::WriteMode::kAccumulate : ops::WriteMode::kWrite});
+      partial = true;
+    } else {
+      gradients.push_back(p.grad);
+    }
   }
-  if (first) FillZero(sum_of_squares_);
+  ops::SumOfSquaresOfAll(
+      ctx_, gradients,
+      {sum_of_squares_, partial ? ops::WriteMode::kAccumulate : ops::WriteMode::kWrite});
   const double max_norm = options_.max_grad_norm > 0 ? options_.max_grad_norm : INFINITY;
   ops::ClipFactor(ctx_, sum_of_squares_, max_norm, norm_, scalars_.clip);
+}
+
+double AdamWOptimizer::ComputeGradNorm() {
+  QueueGradNorm();
   return norm_.item();
 }
 
-void AdamWOptimizer::Update(double lr) {
-  ++step_;
-  CopyTo(Tensor::Scalar(lr), scalars_.lr);
-  CopyTo(Tensor::Scalar(static_cast<double>(step_)), scalars_.step);
+void AdamWOptimizer::QueueUpdate(const Tensor& lr, const Tensor& step) {
   auto& parameters = store_.parameters();
+  // Those of one kind together: a launch serves many.
+  std::vector<ops::AdamWTensors> batch;
+  const ops::AdamWScalars scalars{lr, step, scalars_.clip};
+  const auto flush = [&] {
+    ops::AdamWOfAll(ctx_, options_.adamw, scalars, batch);
+    batch.clear();
+  };
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     auto& p = parameters[i];
     if (!p.has_grad) continue;
-    ops::AdamWConfig config = options_.adamw;
     const bool decays =
         options_.decay_all || (p.spec.is_embedding ? options_.decay_embeddings : p.spec.decays);
-    if (!decays) config.weight_decay = 0;
     const Tensor low = p.value.raw() == p.master.raw() ? Tensor() : p.value;
-    ops::AdamW(ctx_, config, scalars_, p.grad, p.master, moments_[i].m, moments_[i].v, low);
+    if (!batch.empty() && batch.front().g.dtype() != p.grad.dtype()) flush();
+    batch.push_back({p.grad, p.master, moments_[i].m, moments_[i].v, low,
+                     decays ? options_.adamw.weight_decay : 0.0});
   }
+  flush();
+  CountUpdate();
+}
+
+void AdamWOptimizer::CountUpdate() {
+  ++step_;
   store_.MarkChanged();
   store_.ZeroGradients();
+}
+
+void AdamWOptimizer::Update(double lr) {
+  CopyTo(Tensor::Scalar(lr), scalars_.lr);
+  CopyTo(Tensor::Scalar(static_cast<double>(step_ + 1)), scalars_.step);
+  QueueUpdate(scalars_.lr, scalars_.step);
 }
 
 std::vector<AdamWOptimizer::StateTensor> AdamWOptimizer::State() const {

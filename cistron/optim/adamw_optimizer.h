@@ -29,6 +29,16 @@ class AdamWOptimizer {
   // Update.
   double ComputeGradNorm();
 
+  // The same in two parts that do not wait, for a step that a device makes by itself. The norm is
+  // left in norm(); QueueUpdate reads rate and number of the update, f64 [], when it runs, and
+  // changes nothing where GateUpdate has made clip() NaN. CountUpdate is what a replay of a
+  // captured QueueUpdate needs on the host.
+  void QueueGradNorm();
+  void QueueUpdate(const Tensor& lr, const Tensor& step);
+  void CountUpdate();
+  const Tensor& norm() const { return norm_; }          // f64 []
+  const Tensor& clip() const { return scalars_.clip; }  // f64 []
+
   // One update with learning rate `lr`; counts the step. Parameters without a gradient stay as they
   // are. Gradients are forgotten afterwards.
   void Update(double lr);
@@ -38,8 +48,8 @@ class AdamWOptimizer {
   void set_step(std::int64_t step) { step_ = step; }
 
   // What a checkpoint must hold besides the step, and what Restore-ing code writes into: names are
-  // "weight/NAME", "master/NAME" (bf16 models only), "moment1/NAME", "moment2/NAME". Tensors are
-  // shared.
+  // "weight/NAME", "master/NAME" (bf16 models with masters only), "moment1/NAME", "moment2/NAME".
+  // Tensors are shared.
   struct StateTensor {
     std::string name;
     Tensor tensor;

@@ -67,12 +67,14 @@ void RouterZLoss(const Context& ctx, const Tensor& z_sums, double coefficient,
   Choose(ctx, DType::kF64, 0).z(ctx, z_sums, coefficient, inv_tokens, value, grad);
 }
 
-void UpdateExpertBias(const Context& ctx, const Tensor& counts, double rate, const Tensor& bias) {
+void UpdateExpertBias(const Context& ctx, const Tensor& counts, double rate, const Tensor& bias,
+                      const Tensor& gate) {
   CISTRON_CHECK(counts && bias && counts.rank() == 1 && counts.shape() == bias.shape() &&
                     counts.dtype() == DType::kI64 && counts.IsContiguous() && bias.IsContiguous(),
                 "expert bias: counts are {}, the bias is {}; expected [E] each", Describe(counts),
                 Describe(bias));
-  Choose(ctx, bias.dtype(), counts.dim(0)).update_bias(ctx, counts, rate, bias);
+  if (gate) CheckTensor("expert bias", "gate", gate, {}, DType::kF64);
+  Choose(ctx, bias.dtype(), counts.dim(0)).update_bias(ctx, counts, rate, bias, gate);
 }
 
 void AddCounts(const Context& ctx, const Tensor& from, const Tensor& to) {

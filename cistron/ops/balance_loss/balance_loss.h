@@ -19,7 +19,8 @@
 // Shapes: counts i64 [R, E], score_sums f64 [R, E] of each layer, already summed over the ranks
 //         that share a scope; inv_tokens f64 []: 1 / N, masked tokens are in neither. z_sums and
 //         grad f64 [R]; value f64 []; score_grad f64 [R, E]. All outputs are written.
-//         UpdateExpertBias: counts i64 [E] over the whole global batch, bias [E] f32 or f64.
+//         UpdateExpertBias: counts i64 [E] over the whole global batch, bias [E] f32 or f64;
+//         gate f64 [], optional: where it is NaN nothing changes (GateUpdate in reduce.h).
 //         AddCounts: i64; the elements of `from` are a multiple of those of `to`.
 // Scopes without tokens contribute nothing. Sums run in a fixed order.
 // Sources: transformers, load_balancing_loss_func; Zoph et al., "ST-MoE", 2022; Wang et al.,
@@ -42,7 +43,8 @@ void LayerLoadBalancingLoss(const Context& ctx, const RouterOutputs& layer, std:
                             const Tensor& score_grad);
 void RouterZLoss(const Context& ctx, const Tensor& z_sums, double coefficient,
                  const Tensor& inv_tokens, const Tensor& value, const Tensor& grad);
-void UpdateExpertBias(const Context& ctx, const Tensor& counts, double rate, const Tensor& bias);
+void UpdateExpertBias(const Context& ctx, const Tensor& counts, double rate, const Tensor& bias,
+                      const Tensor& gate = {});
 void AddCounts(const Context& ctx, const Tensor& from, const Tensor& to);
 
 struct BalanceLossProblem {
@@ -56,7 +58,8 @@ struct BalanceLossRun {
                          const Tensor& value, const Tensor& score_grad);
   void (*z)(const Context&, const Tensor& z_sums, double coefficient, const Tensor& inv_tokens,
             const Tensor& value, const Tensor& grad);
-  void (*update_bias)(const Context&, const Tensor& counts, double rate, const Tensor& bias);
+  void (*update_bias)(const Context&, const Tensor& counts, double rate, const Tensor& bias,
+                      const Tensor& gate);
   void (*add_counts)(const Context&, const Tensor& from, const Tensor& to);
 };
 using BalanceLossImpl = Implementation<BalanceLossProblem, BalanceLossRun>;

@@ -1,4 +1,6 @@
 // balance_loss on the CPU, which is its reference too: a few numbers a layer.
+#include <cmath>
+
 #include "cistron/ops/balance_loss/balance_loss_impls.h"
 
 namespace cistron::ops {
@@ -53,7 +55,9 @@ void ZCpu(const Context&, const Tensor& z_sums, double coefficient, const Tensor
   for (double& g : grad.span<double>()) g = coefficient * inv_global;
 }
 
-void UpdateBiasCpu(const Context&, const Tensor& counts, double rate, const Tensor& bias) {
+void UpdateBiasCpu(const Context&, const Tensor& counts, double rate, const Tensor& bias,
+                   const Tensor& gate) {
+  if (gate && std::isnan(*gate.data<double>())) return;
   const auto n = counts.span<std::int64_t>();
   std::int64_t total = 0;
   for (const std::int64_t c : n) total += c;

@@ -114,7 +114,9 @@ void ZCuda(const Context& ctx, const Tensor& z_sums, double coefficient, const T
 }
 
 template <class T>
-__global__ void MoveBias(std::int64_t experts, const std::int64_t* counts, double rate, T* bias) {
+__global__ void MoveBias(std::int64_t experts, const std::int64_t* counts, double rate, T* bias,
+                         const double* gate) {
+  if (gate != nullptr && isnan(*gate)) return;
   __shared__ std::int64_t scratch[33];
   std::int64_t total = 0;
   for (std::int64_t e = threadIdx.x; e < experts; e += kThreads) total += counts[e];
@@ -128,11 +130,13 @@ __global__ void MoveBias(std::int64_t experts, const std::int64_t* counts, doubl
   }
 }
 
-void UpdateBiasCuda(const Context& ctx, const Tensor& counts, double rate, const Tensor& bias) {
+void UpdateBiasCuda(const Context& ctx, const Tensor& counts, double rate, const Tensor& bias,
+                    const Tensor& gate) {
   DispatchFloat("expert bias", bias.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     MoveBias<T><<<1, kThreads, 0, StreamOf(ctx)>>>(counts.numel(), counts.data<std::int64_t>(),
-                                                   rate, bias.data<T>());
+                                                   rate, bias.data<T>(),
+                                                   internal::DataOrNull<double>(gate));
   });
   CheckLaunch("expert bias");
 }

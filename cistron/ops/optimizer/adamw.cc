@@ -36,22 +36,61 @@ AdamWFactors<T> MakeAdamWFactors(const AdamWConfig& config, const AdamWScalars& 
 template AdamWFactors<float> MakeAdamWFactors<float>(const AdamWConfig&, const AdamWScalars&);
 template AdamWFactors<double> MakeAdamWFactors<double>(const AdamWConfig&, const AdamWScalars&);
 
-void AdamW(const Context& ctx, const AdamWConfig& config, const AdamWScalars& scalars,
-           const Tensor& g, const Tensor& p, const Tensor& m, const Tensor& v, const Tensor& low) {
+namespace {
+
+// Checks one parameter and says what it is.
+AdamWProblem ProblemOf(const AdamWTensors& t) {
+  const DType dtype = t.p ? t.p.dtype() : DType::kU8;
+  CISTRON_CHECK(t.p && (dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBF16),
+                "AdamW: the parameter is {}; it is f32, f64 or bf16", Describe(t.p));
+  const bool low_states = dtype == DType::kBF16;
+  const DType grad = t.g && low_states && t.g.dtype() == DType::kF32 ? DType::kF32 : dtype;
+  CheckTensor("AdamW", "p", t.p, t.p.shape(), dtype);
+  CheckTensor("AdamW", "g", t.g, t.p.shape(), grad);
+  CheckTensor("AdamW", "m", t.m, t.p.shape(), dtype);
+  CheckTensor("AdamW", "v", t.v, t.p.shape(), dtype);
+  CISTRON_CHECK(!t.low || !low_states, "AdamW: low is for masters, but the parameter is {}",
+                Describe(t.p));
+  if (t.low) CheckTensor("AdamW", "low", t.low, t.p.shape(), DType::kBF16);
+  return {dtype, t.p.numel(), static_cast<bool>(t.low), grad};
+}
+
+}  // namespace
+
+void AdamWOfAll(const Context& ctx, const AdamWConfig& config, const AdamWScalars& scalars,
+                std::span<const AdamWTensors> parameters) {
   CheckConfig(config);
   CheckTensor("AdamW", "lr", scalars.lr, {}, DType::kF64);
   CheckTensor("AdamW", "step", scalars.step, {}, DType::kF64);
   CheckTensor("AdamW", "clip", scalars.clip, {}, DType::kF64);
-  CISTRON_CHECK(p && (p.dtype() == DType::kF32 || p.dtype() == DType::kF64),
-                "AdamW: the parameter is {}; masters are f32 or f64", Describe(p));
-  CheckTensor("AdamW", "p", p, p.shape(), p.dtype());
-  CheckTensor("AdamW", "g", g, p.shape(), p.dtype());
-  CheckTensor("AdamW", "m", m, p.shape(), p.dtype());
-  CheckTensor("AdamW", "v", v, p.shape(), p.dtype());
-  if (low) CheckTensor("AdamW", "low", low, p.shape(), DType::kBF16);
-  const AdamWProblem problem{p.dtype(), p.numel(), static_cast<bool>(low)};
-  AnnounceWork(ctx, 0, g, p, p, m, m, v, v, low);
-  Select(ctx, "adamw", AdamWImpls(), problem).run(ctx, config, scalars, g, p, m, v, low);
+  if (parameters.empty()) return;
+  AdamWProblem problem = ProblemOf(parameters.front());
+  for (const AdamWTensors& t : parameters.subspan(1)) {
+    const AdamWProblem other = ProblemOf(t);
+    CISTRON_CHECK(other.dtype == problem.dtype && other.grad_dtype == problem.grad_dtype &&
+                      other.has_low == problem.has_low,
+                  "AdamW: parameters that are updated together differ: {} with a gradient {} and "
+                  "{} with a gradient {}",
+                  Describe(parameters.front().p), Describe(parameters.front().g), Describe(t.p),
+                  Describe(t.g));
+    problem.numel += other.numel;
+  }
+  // Parameter and moments are read and written, gradients read, low written.
+  std::int64_t bytes = 0;
+  for (const AdamWTensors& t : parameters) {
+    bytes +=
+        t.g.bytes() + 2 * (t.p.bytes() + t.m.bytes() + t.v.bytes()) + (t.low ? t.low.bytes() : 0);
+  }
+  if (auto* recorder = dynamic_cast<WorkRecorder*>(ctx.recorder())) {
+    recorder->Announce({0, static_cast<double>(bytes)});
+  }
+  Select(ctx, "adamw", AdamWImpls(), problem).run(ctx, config, scalars, parameters);
+}
+
+void AdamW(const Context& ctx, const AdamWConfig& config, const AdamWScalars& scalars,
+           const Tensor& g, const Tensor& p, const Tensor& m, const Tensor& v, const Tensor& low) {
+  const AdamWTensors one[] = {{g, p, m, v, low, config.weight_decay}};
+  AdamWOfAll(ctx, config, scalars, one);
 }
 
 }  // namespace cistron::ops

@@ -75,24 +75,30 @@ HWY_EXPORT(UpdateRange);
 
 Support SupportsAdamW(const AdamWProblem& problem) {
   if (problem.dtype == DType::kF64) return Support::No("fp64 runs in the reference");
+  if (problem.dtype == DType::kBF16) return Support::No("bf16 states run in the reference");
   if (problem.dtype != DType::kF32) return Support::No("masters are f32");
   return Support::Yes();
 }
 
 void AdamWCpu(const Context&, const AdamWConfig& config, const AdamWScalars& scalars,
-              const Tensor& g, const Tensor& p, const Tensor& m, const Tensor& v,
-              const Tensor& low) {
-  const AdamWFactors<float> factors = MakeAdamWFactors<float>(config, scalars);
-  const float* gradient = g.data<float>();
-  float* parameter = p.data<float>();
-  float* first = m.data<float>();
-  float* second = v.data<float>();
-  bf16* rounded = low ? low.data<bf16>() : nullptr;
-  ParallelChunks(p.numel(), std::int64_t{1} << 14, [&](std::int64_t begin, std::int64_t end, int) {
-    HWY_DYNAMIC_DISPATCH(UpdateRange)
-    (factors, gradient + begin, parameter + begin, first + begin, second + begin,
-     rounded ? rounded + begin : nullptr, end - begin);
-  });
+              std::span<const AdamWTensors> parameters) {
+  if (std::isnan(*scalars.clip.data<double>())) return;
+  for (const AdamWTensors& t : parameters) {
+    AdamWConfig own = config;
+    own.weight_decay = t.weight_decay;
+    const AdamWFactors<float> factors = MakeAdamWFactors<float>(own, scalars);
+    const float* gradient = t.g.data<float>();
+    float* parameter = t.p.data<float>();
+    float* first = t.m.data<float>();
+    float* second = t.v.data<float>();
+    bf16* rounded = t.low ? t.low.data<bf16>() : nullptr;
+    ParallelChunks(t.p.numel(), std::int64_t{1} << 14,
+                   [&](std::int64_t begin, std::int64_t end, int) {
+                     HWY_DYNAMIC_DISPATCH(UpdateRange)
+                     (factors, gradient + begin, parameter + begin, first + begin, second + begin,
+                      rounded ? rounded + begin : nullptr, end - begin);
+                   });
+  }
 }
 
 }  // namespace

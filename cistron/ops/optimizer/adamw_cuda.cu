@@ -1,5 +1,5 @@
-// AdamW on a GPU: one pass over memory. Every block makes the factors from the scalars that lie on
-// the device; the operations are the reference's in its order.
+// AdamW on a GPU: one pass over memory, many parameters a launch. A first kernel makes the factors
+// from the scalars that lie on the device; the operations are the reference's in its order.
 #include <limits>
 
 #include "cistron/ops/cuda/rows.cuh"
@@ -12,92 +12,176 @@ namespace {
 using internal::kThreads;
 using internal::LoadPack;
 using internal::Pack;
+using internal::Value;
 
 struct Scalars {
   const double *lr, *step, *clip;
 };
 
-// The factors, in every thread. A step below 1 makes them NaN.
-template <class T>
-__device__ inline AdamWFactors<T> Factors(const AdamWConfig& config, const Scalars& scalars) {
+// Parameters of one launch: their addresses travel with it.
+constexpr int kParameters = 48;
+template <class P, class G>
+struct ParameterList {
+  int count = 0;
+  const G* g[kParameters];
+  P *p[kParameters], *m[kParameters], *v[kParameters];
+  bf16* low[kParameters];  // null where there is none
+  std::int64_t numel[kParameters];
+  std::int64_t first_part[kParameters + 1];  // part i belongs to t where first_part[t] ≤ i
+  double weight_decay[kParameters];
+  bool packs[kParameters];  // everything begins on 16 bytes
+};
+
+// The factors without a decay. A step below 1 makes them NaN. One warp a power, at once.
+template <class C>
+__global__ void MakeFactors(AdamWConfig config, Scalars scalars, AdamWFactors<C>* out) {
   __shared__ double powers[2];
-  constexpr unsigned kWarp = 32;
   const double step = *scalars.step;
-  // The powers in warps of their own, so that they are made at once.
-  if (threadIdx.x % kWarp == 0 && threadIdx.x / kWarp < 2) {
-    const unsigned i = threadIdx.x / kWarp;
+  const unsigned i = threadIdx.x / 32;
+  if (threadIdx.x % 32 == 0) {
     powers[i] = step >= 1 ? PowerOf(i == 0 ? config.beta1 : config.beta2, step)
                           : std::numeric_limits<double>::quiet_NaN();
   }
   __syncthreads();
-  return AdamWFactorsOf<T>(config, *scalars.lr, *scalars.clip, powers[0], powers[1]);
+  if (threadIdx.x == 0) {
+    *out = AdamWFactorsOf<C>(config, *scalars.lr, *scalars.clip, powers[0], powers[1]);
+  }
 }
 
-template <class T>
-__device__ inline void Update(const AdamWFactors<T>& f, T g, T& p, T& m, T& v) {
-  const T grad = g * f.clip;
+template <class C>
+__device__ inline void Update(const AdamWFactors<C>& f, C g, C& p, C& m, C& v) {
+  const C grad = g * f.clip;
   m = m + f.one_minus_beta1 * (grad - m);
   v = v * f.beta2 + f.one_minus_beta2 * grad * grad;
-  const T denominator = sqrt(v) / f.root_correction2 + f.eps;
+  const C denominator = sqrt(v) / f.root_correction2 + f.eps;
   p = p * f.decay - f.step_size * m / denominator;
 }
 
-template <class T, int N>
+// Packs that a thread updates; all are asked for before the first is used.
+constexpr int kSteps = 4;
+// Elements that a thread takes at once: 16 bytes of the narrower of parameter and gradient would
+// spill where they differ.
+template <class P, class G>
+constexpr int kWidth = 16 / static_cast<int>(sizeof(P) > sizeof(G) ? sizeof(P) : sizeof(G));
+// Elements of a block.
+template <class P, class G>
+constexpr std::int64_t kPart = std::int64_t{kSteps} * kThreads* kWidth<P, G>;
+
+template <class P, class G>
 __global__ void __launch_bounds__(kThreads)
-    UpdateAll(AdamWConfig config, Scalars scalars, std::int64_t n, const T* g, T* p, T* m, T* v,
-              bf16* low) {
-  const AdamWFactors<T> factors = Factors<T>(config, scalars);
-  const std::int64_t packs = n / N;
-  for (std::int64_t i = internal::GridStart(); i < packs; i += internal::GridStep()) {
-    const Pack<T, N> gradient = LoadPack<N>(g + i * N);
-    Pack<T, N> parameter = LoadPack<N>(p + i * N);
-    Pack<T, N> first = LoadPack<N>(m + i * N), second = LoadPack<N>(v + i * N);
-    Pack<bf16, N> rounded;
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      Update(factors, gradient.at[k], parameter.at[k], first.at[k], second.at[k]);
-      rounded.at[k] = internal::Rounded<bf16>(static_cast<float>(parameter.at[k]));
-    }
-    StorePack(parameter, p + i * N);
-    StorePack(first, m + i * N);
-    StorePack(second, v + i * N);
-    if (low != nullptr) StorePack(rounded, low + i * N);
+    UpdateParts(ParameterList<P, G> list, const AdamWFactors<Compute<P>>* shared_factors,
+                const double* lr) {
+  using C = Compute<P>;
+  constexpr int kN = kWidth<P, G>;
+  AdamWFactors<C> factors = *shared_factors;
+  if (isnan(factors.clip)) return;  // the update is stopped
+  const std::int64_t part = blockIdx.x;
+  int low = 0, high = list.count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (list.first_part[middle] <= part ? low : high) = middle;
   }
-  // What is left of a whole pack.
-  const std::int64_t i = packs * N + internal::GridStart();
-  if (i >= n) return;
-  Update(factors, g[i], p[i], m[i], v[i]);
-  if (low != nullptr) low[i] = internal::Rounded<bf16>(static_cast<float>(p[i]));
+  factors.decay = static_cast<C>(1 - *lr * list.weight_decay[low]);
+  const G* g = list.g[low];
+  P *p = list.p[low], *m = list.m[low], *v = list.v[low];
+  bf16* rounded = list.low[low];
+  const std::int64_t begin = (part - list.first_part[low]) * kPart<P, G>;
+  const std::int64_t end = min(list.numel[low], begin + kPart<P, G>);
+  if (end - begin == kPart<P, G> && list.packs[low]) {
+    Pack<G, kN> gradient[kSteps];
+    Pack<P, kN> parameter[kSteps], first[kSteps], second[kSteps];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const std::int64_t i = begin + (s * kThreads + threadIdx.x) * kN;
+      gradient[s] = LoadPack<kN>(g + i);
+      parameter[s] = LoadPack<kN>(p + i);
+      first[s] = LoadPack<kN>(m + i);
+      second[s] = LoadPack<kN>(v + i);
+    }
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const std::int64_t i = begin + (s * kThreads + threadIdx.x) * kN;
+      Pack<bf16, kN> half;
+#pragma unroll
+      for (int k = 0; k < kN; ++k) {
+        C a = Value(parameter[s].at[k]), b = Value(first[s].at[k]), c = Value(second[s].at[k]);
+        Update(factors, static_cast<C>(Value(gradient[s].at[k])), a, b, c);
+        parameter[s].at[k] = internal::Rounded<P>(a);
+        first[s].at[k] = internal::Rounded<P>(b);
+        second[s].at[k] = internal::Rounded<P>(c);
+        half.at[k] = internal::Rounded<bf16>(static_cast<float>(a));
+      }
+      StorePack(parameter[s], p + i);
+      StorePack(first[s], m + i);
+      StorePack(second[s], v + i);
+      if (rounded != nullptr) StorePack(half, rounded + i);
+    }
+    return;
+  }
+  for (std::int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
+    C a = Value(p[i]), b = Value(m[i]), c = Value(v[i]);
+    Update(factors, static_cast<C>(Value(g[i])), a, b, c);
+    p[i] = internal::Rounded<P>(a);
+    m[i] = internal::Rounded<P>(b);
+    v[i] = internal::Rounded<P>(c);
+    if (rounded != nullptr) rounded[i] = internal::Rounded<bf16>(static_cast<float>(a));
+  }
+}
+
+template <class P, class G>
+void UpdateAll(const Context& ctx, const AdamWConfig& config, const AdamWScalars& scalars,
+               std::span<const AdamWTensors> parameters) {
+  using C = Compute<P>;
+  const cudaStream_t stream = internal::StreamOf(ctx);
+  const Tensor factors =
+      ctx.Empty({static_cast<std::int64_t>(sizeof(AdamWFactors<C>))}, DType::kU8);
+  auto* const shared = static_cast<AdamWFactors<C>*>(factors.raw());
+  MakeFactors<C><<<1, 64, 0, stream>>>(
+      config, {scalars.lr.data<double>(), scalars.step.data<double>(), scalars.clip.data<double>()},
+      shared);
+  internal::CheckLaunch("AdamW");
+  for (std::size_t begin = 0; begin < parameters.size();) {
+    ParameterList<P, G> list;
+    list.first_part[0] = 0;
+    for (; begin < parameters.size() && list.count < kParameters; ++begin) {
+      const AdamWTensors& t = parameters[begin];
+      if (t.p.numel() == 0) continue;
+      const int i = list.count;
+      list.g[i] = t.g.data<G>();
+      list.p[i] = t.p.data<P>();
+      list.m[i] = t.m.data<P>();
+      list.v[i] = t.v.data<P>();
+      list.low[i] = internal::DataOrNull<bf16>(t.low);
+      list.numel[i] = t.p.numel();
+      list.weight_decay[i] = t.weight_decay;
+      // Views of one dimension: only where they begin matters.
+      const auto starts = [](const Tensor& x) {
+        return !x || reinterpret_cast<std::uintptr_t>(x.raw()) % 16 == 0;
+      };
+      list.packs[i] = starts(t.g) && starts(t.p) && starts(t.m) && starts(t.v) && starts(t.low);
+      list.first_part[i + 1] = list.first_part[i] + (t.p.numel() + kPart<P, G> - 1) / kPart<P, G>;
+      ++list.count;
+    }
+    const std::int64_t parts = list.first_part[list.count];
+    if (parts == 0) continue;
+    UpdateParts<P, G><<<static_cast<unsigned>(parts), kThreads, 0, stream>>>(
+        list, shared, scalars.lr.data<double>());
+    internal::CheckLaunch("AdamW");
+  }
 }
 
 void AdamWCuda(const Context& ctx, const AdamWConfig& config, const AdamWScalars& scalars,
-               const Tensor& g, const Tensor& p, const Tensor& m, const Tensor& v,
-               const Tensor& low) {
-  const std::int64_t n = p.numel();
-  if (n == 0) return;
-  const Scalars values{scalars.lr.data<double>(), scalars.step.data<double>(),
-                       scalars.clip.data<double>()};
-  const auto run = [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    // Views of one dimension: only where they begin matters.
-    const auto starts = [](const Tensor& t) {
-      return !t || reinterpret_cast<std::uintptr_t>(t.raw()) % 16 == 0;
-    };
-    internal::DispatchPack<T>(
-        starts(g) && starts(p) && starts(m) && starts(v) && starts(low), [&](auto pack) {
-          constexpr int kN = decltype(pack)::value;
-          UpdateAll<T, kN>
-              <<<internal::BlocksFor((n + kN - 1) / kN), kThreads, 0, internal::StreamOf(ctx)>>>(
-                  config, values, n, g.data<T>(), p.data<T>(), m.data<T>(), v.data<T>(),
-                  internal::DataOrNull<bf16>(low));
-        });
-  };
-  if (p.dtype() == DType::kF64) {
-    run(TypeTag<double>{});
-  } else {
-    run(TypeTag<float>{});
+               std::span<const AdamWTensors> parameters) {
+  switch (parameters.front().p.dtype()) {
+    case DType::kF64: return UpdateAll<double, double>(ctx, config, scalars, parameters);
+    case DType::kF32: return UpdateAll<float, float>(ctx, config, scalars, parameters);
+    default: break;
   }
-  internal::CheckLaunch("AdamW");
+  if (parameters.front().g.dtype() == DType::kF32) {
+    UpdateAll<bf16, float>(ctx, config, scalars, parameters);
+  } else {
+    UpdateAll<bf16, bf16>(ctx, config, scalars, parameters);
+  }
 }
 
 }  // namespace

@@ -69,8 +69,9 @@ AdamWFactors<T> MakeAdamWFactors(const AdamWConfig& config, const AdamWScalars& 
 
 // Of the implementation on a GPU, in every build.
 inline Support SupportsAdamWOnCuda(const AdamWProblem& problem) {
-  if (problem.dtype != DType::kF32 && problem.dtype != DType::kF64) {
-    return Support::No("masters are f32 or f64");
+  if (problem.dtype != DType::kF32 && problem.dtype != DType::kF64 &&
+      problem.dtype != DType::kBF16) {
+    return Support::No("parameters are f32, f64 or bf16");
   }
   return Support::Yes();
 }

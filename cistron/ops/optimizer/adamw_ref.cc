@@ -9,37 +9,59 @@ namespace cistron::ops {
 namespace {
 
 Support SupportsAdamW(const AdamWProblem& problem) {
-  if (problem.dtype != DType::kF32 && problem.dtype != DType::kF64) {
-    return Support::No("masters are f32 or f64");
+  if (problem.dtype != DType::kF32 && problem.dtype != DType::kF64 &&
+      problem.dtype != DType::kBF16) {
+    return Support::No("parameters are f32, f64 or bf16");
   }
   return Support::Yes();
 }
 
-template <class T>
-void Update(const AdamWFactors<T>& f, const Tensor& g, const Tensor& p, const Tensor& m,
-            const Tensor& v, const Tensor& low) {
-  const T* gradient = g.data<T>();
-  T* parameter = p.data<T>();
-  T* first = m.data<T>();
-  T* second = v.data<T>();
-  bf16* rounded = low ? low.data<bf16>() : nullptr;
-  for (std::int64_t i = 0; i < p.numel(); ++i) {
-    const T grad = gradient[i] * f.clip;
-    first[i] = first[i] + f.one_minus_beta1 * (grad - first[i]);
-    second[i] = second[i] * f.beta2 + f.one_minus_beta2 * grad * grad;
-    const T denominator = std::sqrt(second[i]) / f.root_correction2 + f.eps;
-    parameter[i] = parameter[i] * f.decay - f.step_size * first[i] / denominator;
-    if (rounded) rounded[i] = bf16(static_cast<float>(parameter[i]));
+// P: parameter and moments; G: gradient. Computed in the compute type of P, each result rounded
+// once.
+template <class P, class G>
+void Update(const AdamWFactors<Compute<P>>& f, const AdamWTensors& t) {
+  using C = Compute<P>;
+  const G* gradient = t.g.data<G>();
+  P* parameter = t.p.data<P>();
+  P* first = t.m.data<P>();
+  P* second = t.v.data<P>();
+  bf16* rounded = t.low ? t.low.data<bf16>() : nullptr;
+  for (std::int64_t i = 0; i < t.p.numel(); ++i) {
+    const C grad = static_cast<C>(gradient[i]) * f.clip;
+    const C m0 = static_cast<C>(first[i]), v0 = static_cast<C>(second[i]);
+    const C m = m0 + f.one_minus_beta1 * (grad - m0);
+    const C v = v0 * f.beta2 + f.one_minus_beta2 * grad * grad;
+    const C denominator = std::sqrt(v) / f.root_correction2 + f.eps;
+    const C p = static_cast<C>(parameter[i]) * f.decay - f.step_size * m / denominator;
+    first[i] = P(m);
+    second[i] = P(v);
+    parameter[i] = P(p);
+    if (rounded) rounded[i] = bf16(static_cast<float>(p));
+  }
+}
+
+template <class P, class G>
+void UpdateAll(const AdamWConfig& config, const AdamWScalars& scalars,
+               std::span<const AdamWTensors> parameters) {
+  if (std::isnan(*scalars.clip.data<double>())) return;
+  for (const AdamWTensors& t : parameters) {
+    AdamWConfig own = config;
+    own.weight_decay = t.weight_decay;
+    Update<P, G>(MakeAdamWFactors<Compute<P>>(own, scalars), t);
   }
 }
 
 void AdamWRef(const Context&, const AdamWConfig& config, const AdamWScalars& scalars,
-              const Tensor& g, const Tensor& p, const Tensor& m, const Tensor& v,
-              const Tensor& low) {
-  if (p.dtype() == DType::kF64) {
-    Update(MakeAdamWFactors<double>(config, scalars), g, p, m, v, low);
+              std::span<const AdamWTensors> parameters) {
+  switch (parameters.front().p.dtype()) {
+    case DType::kF64: return UpdateAll<double, double>(config, scalars, parameters);
+    case DType::kF32: return UpdateAll<float, float>(config, scalars, parameters);
+    default: break;
+  }
+  if (parameters.front().g.dtype() == DType::kF32) {
+    UpdateAll<bf16, float>(config, scalars, parameters);
   } else {
-    Update(MakeAdamWFactors<float>(config, scalars), g, p, m, v, low);
+    UpdateAll<bf16, bf16>(config, scalars, parameters);
   }
 }
 

@@ -201,11 +201,69 @@ TEST(AdamW, DoesNotDependOnThreads) {
   });
 }
 
+// A device stops an update by a NaN factor: every bit stays.
+TEST(AdamW, NanClipChangesNothing) {
+  ForEachDType([&](const Context& ctx, DType dtype) {
+    const State start = State::Random({4099}, dtype);
+    const State s = start.Clone();
+    s.Update(ctx, kConfig, Scalars(0.01, 2, NAN), testing::Normal({4099}, dtype, "g"));
+    ExpectSameBits(s, start);
+  });
+}
+
+// Many parameters at once are each updated as alone, with their own decay.
+TEST(AdamW, ParametersTogetherAreAsAlone) {
+  ForEachDType([&](const Context& ctx, DType dtype) {
+    std::vector<State> alone, together;
+    std::vector<AdamWTensors> list;
+    for (std::int64_t i = 0; i < 101; ++i) {
+      const std::int64_t n = i % 7 == 0 ? 0 : i % 5 == 0 ? 9000 + i : 1 + 13 * i;
+      const State s = State::Random({n}, dtype);
+      const Tensor g = testing::Normal({n}, dtype, "g");
+      alone.push_back(s.Clone());
+      together.push_back(s);
+      list.push_back({g, s.p, s.m, s.v, s.low, i % 2 == 0 ? 0.0 : 0.1 * static_cast<double>(i)});
+      AdamWConfig config = kConfig;
+      config.weight_decay = list.back().weight_decay;
+      alone.back().Update(ctx, config, Scalars(0.01, 3, 0.5), g);
+    }
+    AdamWOfAll(ctx, kConfig, Scalars(0.01, 3, 0.5), list);
+    for (std::size_t i = 0; i < list.size(); ++i) ExpectSameBits(together[i], alone[i]);
+  });
+}
+
+// bf16 parameters and moments: the update of f32 copies, each result rounded once.
+TEST(AdamW, StatesInBf16) {
+  for (const DType grad : {DType::kF32, DType::kBF16}) {
+    SCOPED_TRACE(std::string(Name(grad)));
+    ForEachImplementation(
+        AdamWImpls(), AdamWProblem{DType::kBF16, 1, false, grad}, [&](const Context& ctx) {
+          for (const std::int64_t n : {1, 7, 8, 4097, 40007}) {
+            const Shape shape{n};
+            const Tensor g = testing::Normal(shape, grad, "g");
+            const Tensor p = testing::Normal(shape, DType::kBF16, "p");
+            const Tensor m = testing::Normal(shape, DType::kBF16, "m", 0.1);
+            const Tensor v = testing::Uniform(shape, DType::kBF16, "v", 0.0, 0.1);
+            const Tensor p32 = ConvertTo(p, DType::kF32), m32 = ConvertTo(m, DType::kF32);
+            const Tensor v32 = ConvertTo(v, DType::kF32);
+            AdamW(Context().WithImpl("adamw=ref"), kConfig, Scalars(0.01, 5, 0.5),
+                  ConvertTo(g, DType::kF32), p32, m32, v32, {});
+            AdamW(ctx, kConfig, Scalars(0.01, 5, 0.5), g, p, m, v, {});
+            EXPECT_TRUE(Agrees(check::CompareBitwise("p", p, ConvertTo(p32, DType::kBF16))));
+            EXPECT_TRUE(Agrees(check::CompareBitwise("m", m, ConvertTo(m32, DType::kBF16))));
+            EXPECT_TRUE(Agrees(check::CompareBitwise("v", v, ConvertTo(v32, DType::kBF16))));
+          }
+        });
+  }
+}
+
 TEST(AdamW, RefusesWrongArguments) {
   const Context ctx;
   const Tensor t = Tensor::Zeros({4}, DType::kF32), half = Tensor::Zeros({4}, DType::kBF16);
   EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 0), t, t.Clone(), t.Clone(), t.Clone(), {}), Error);
-  EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 1), half, half, half, half, {}), Error);
+  EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 1), half, t, t.Clone(), t.Clone(), {}), Error);
+  EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 1), half, half, half, half, half), Error);
+  EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 1), half, half, t, half, {}), Error);
   EXPECT_THROW(AdamW(ctx, {.beta1 = 1.0}, Scalars(1, 1), t, t.Clone(), t.Clone(), t.Clone(), {}),
                Error);
   EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 1), t, t.Clone(), Tensor::Zeros({3}, DType::kF32),

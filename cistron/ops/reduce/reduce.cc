@@ -38,6 +38,47 @@ void ClipFactorHost(const Context&, const Tensor& sum_of_squares, double max_nor
   *clip.data<double>() = ClipFactorOf(root, max_norm);
 }
 
+void GateUpdateHost(const Context&, const Tensor& values, const Tensor& gate, const Tensor& clip) {
+  bool finite = !std::isnan(*gate.data<double>());
+  for (const double x : values.span<double>()) finite = finite && std::isfinite(x);
+  if (finite) return;
+  *gate.data<double>() = NAN;
+  *clip.data<double>() = NAN;
+}
+
+void SumOfSquaresOfAllHost(const Context& ctx, std::span<const Tensor> tensors, const Output& out) {
+  if (tensors.empty() && out.mode == WriteMode::kWrite) StoreScalar(out, 0);
+  WriteMode mode = out.mode;
+  for (const Tensor& x : tensors) {
+    SumOfSquares(ctx, x, {out.tensor, mode});
+    mode = WriteMode::kAccumulate;
+  }
+}
+
+void SumOfSquaresOfAll(const Context& ctx, std::span<const Tensor> tensors, const Output& out) {
+  for (const Tensor& x : tensors) CheckInput("SumOfSquaresOfAll", x);
+  CheckTensor("SumOfSquaresOfAll", "out", out.tensor, {}, DType::kF64);
+  const DType dtype = tensors.empty() ? DType::kF32 : tensors.front().dtype();
+  std::int64_t numel = 0;
+  double bytes = 0;
+  for (const Tensor& x : tensors) {
+    numel += x.numel();
+    bytes += static_cast<double>(x.bytes());
+  }
+  if (auto* recorder = dynamic_cast<WorkRecorder*>(ctx.recorder())) recorder->Announce({0, bytes});
+  Select(ctx, "reduce", ReduceImpls(), ReduceProblem{dtype, numel})
+      .sum_of_squares_of_all(ctx, tensors, out);
+}
+
+void GateUpdate(const Context& ctx, const Tensor& values, const Tensor& gate, const Tensor& clip) {
+  CISTRON_CHECK(values, "GateUpdate: values are not given");
+  CheckTensor("GateUpdate", "values", values, {values.numel()}, DType::kF64);
+  CheckTensor("GateUpdate", "gate", gate, {}, DType::kF64);
+  CheckTensor("GateUpdate", "clip", clip, {}, DType::kF64);
+  Select(ctx, "reduce", ReduceImpls(), ReduceProblem{DType::kF64, values.numel()})
+      .gate_update(ctx, values, gate, clip);
+}
+
 void SumOfSquares(const Context& ctx, const Tensor& x, const Output& out) {
   CheckInput("SumOfSquares", x);
   CheckTensor("SumOfSquares", "out", out.tensor, {}, DType::kF64);

@@ -223,8 +223,10 @@ void AddToCpu(const Context&, const Tensor& x, const Tensor& y) {
 
 }  // namespace
 
-constinit const ReduceImpl kReduceCpu = {
-    "cpu", SupportsReduce, {SumOfSquaresCpu, WeightedSumCpu, AddToCpu, ClipFactorHost}};
+constinit const ReduceImpl kReduceCpu = {"cpu",
+                                         SupportsReduce,
+                                         {SumOfSquaresCpu, WeightedSumCpu, AddToCpu, ClipFactorHost,
+                                          SumOfSquaresOfAllHost, GateUpdateHost}};
 
 }  // namespace cistron::ops
 #endif  // HWY_ONCE

@@ -1,7 +1,6 @@
 // reduce on a GPU. Partial sums of fixed blocks of elements, then one block of threads adds them in
 // a fixed order: the bits depend on nothing but the input.
-#include "cistron/ops/cuda/element.cuh"
-#include "cistron/ops/cuda/launch.cuh"
+#include "cistron/ops/cuda/rows.cuh"
 #include "cistron/ops/cuda/supports.h"
 #include "cistron/ops/reduce/reduce_impls.h"
 
@@ -56,6 +55,11 @@ void Sum(const Context& ctx, std::int64_t n, const Term& term, const Output& out
   CheckLaunch("reduce");
 }
 
+struct Plain {
+  const double* x;
+  __device__ double operator()(std::int64_t i) const { return x[i]; }
+};
+
 template <class T>
 struct Square {
   const T* x;
@@ -64,6 +68,112 @@ struct Square {
     return static_cast<double>(v * v);
   }
 };
+
+// Tensors of one launch: their addresses travel with it.
+constexpr int kTensors = 64;
+struct TensorList {
+  int count = 0;
+  const void* data[kTensors];
+  std::int64_t numel[kTensors];
+  std::int64_t first_part[kTensors + 1];  // part p belongs to the tensor t with first_part[t] ≤ p
+};
+
+// Block p makes part p: as PartialSums of the tensor that it belongs to.
+template <class T>
+__global__ void __launch_bounds__(kThreads) PartialSquares(TensorList list, double* parts) {
+  __shared__ double scratch[33];
+  const std::int64_t part = blockIdx.x;
+  int low = 0, high = list.count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (list.first_part[middle] <= part ? low : high) = middle;
+  }
+  const T* x = static_cast<const T*>(list.data[low]);
+  const std::int64_t begin = (part - list.first_part[low]) * kPart;
+  const std::int64_t end = min(list.numel[low], begin + kPart);
+  constexpr int kN = internal::kPack<T>;
+  constexpr int kSteps = kPart / (kThreads * kN);
+  double sum = 0;
+  if (end - begin == kPart && reinterpret_cast<std::uintptr_t>(x) % 16 == 0) {
+    internal::Pack<T, kN> packs[kSteps];  // asked for together
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      packs[k] = internal::LoadPack<kN>(x + begin + (k * kThreads + threadIdx.x) * kN);
+    }
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+      for (int i = 0; i < kN; ++i) {
+        const Compute<T> v = Value(packs[k].at[i]);
+        sum += static_cast<double>(v * v);
+      }
+    }
+  } else {
+    for (std::int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
+      const Compute<T> v = Value(x[i]);
+      sum += static_cast<double>(v * v);
+    }
+  }
+  sum = BlockSum(sum, scratch);
+  if (threadIdx.x == 0) parts[part] = sum;
+}
+
+// Tensors of one dtype are launched together; the parts of all of them are added at the end.
+void SumOfSquaresOfAllCuda(const Context& ctx, std::span<const Tensor> tensors, const Output& out) {
+  std::int64_t count = 0;
+  for (const Tensor& x : tensors) count += PartsOf(x.numel());
+  const Tensor parts = ctx.Empty({count}, DType::kF64);
+  const cudaStream_t stream = StreamOf(ctx);
+  double* to = parts.data<double>();
+  for (std::size_t begin = 0; begin < tensors.size();) {
+    const DType dtype = tensors[begin].dtype();
+    TensorList list;
+    list.first_part[0] = 0;
+    std::size_t end = begin;
+    for (; end < tensors.size() && list.count < kTensors && tensors[end].dtype() == dtype; ++end) {
+      if (tensors[end].numel() == 0) continue;
+      list.data[list.count] = tensors[end].raw();
+      list.numel[list.count] = tensors[end].numel();
+      const std::int64_t next = list.first_part[list.count] + PartsOf(tensors[end].numel());
+      list.first_part[++list.count] = next;
+    }
+    begin = end;
+    const std::int64_t own = list.first_part[list.count];
+    if (own == 0) continue;
+    DispatchFloat("SumOfSquaresOfAll", dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      PartialSquares<T><<<static_cast<unsigned>(own), kThreads, 0, stream>>>(list, to);
+    });
+    CheckLaunch("SumOfSquaresOfAll");
+    to += own;
+  }
+  // Two stages: a step has hundreds of thousands of parts.
+  const std::int64_t groups = PartsOf(count);
+  const Tensor sums = ctx.Empty({groups}, DType::kF64);
+  if (groups > 0) {
+    PartialSums<<<static_cast<unsigned>(groups), kThreads, 0, stream>>>(
+        count, Plain{parts.data<double>()}, sums.data<double>());
+  }
+  SumParts<<<1, kThreads, 0, stream>>>(groups, sums.data<double>(), out.tensor.data<double>(),
+                                       internal::Accumulates(out));
+  CheckLaunch("SumOfSquaresOfAll");
+}
+
+__global__ void Gate(std::int64_t n, const double* values, double* gate, double* clip) {
+  bool bad = isnan(*gate);
+  for (std::int64_t i = threadIdx.x; i < n; i += blockDim.x) bad = bad || !isfinite(values[i]);
+  if (__syncthreads_or(bad) && threadIdx.x == 0) {
+    *gate = NAN;
+    *clip = NAN;
+  }
+}
+
+void GateUpdateCuda(const Context& ctx, const Tensor& values, const Tensor& gate,
+                    const Tensor& clip) {
+  Gate<<<1, kThreads, 0, StreamOf(ctx)>>>(values.numel(), values.data<double>(),
+                                          gate.data<double>(), clip.data<double>());
+  CheckLaunch("GateUpdate");
+}
 
 template <class T, class W>
 struct Weighted {
@@ -129,7 +239,8 @@ void ClipFactorCuda(const Context& ctx, const Tensor& sum_of_squares, double max
 extern constinit const ReduceImpl kReduceCuda = {
     "cuda",
     internal::FloatsOnCuda<ReduceProblem>,
-    {SumOfSquaresCuda, WeightedSumCuda, AddToCuda, ClipFactorCuda},
+    {SumOfSquaresCuda, WeightedSumCuda, AddToCuda, ClipFactorCuda, SumOfSquaresOfAllCuda,
+     GateUpdateCuda},
     DeviceType::kCuda};
 
 }  // namespace cistron::ops

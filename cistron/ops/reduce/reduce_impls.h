@@ -23,5 +23,9 @@ constexpr double ClipFactorOf(double norm, double max_norm) {
 }
 void ClipFactorHost(const Context& ctx, const Tensor& sum_of_squares, double max_norm,
                     const Tensor& norm, const Tensor& clip);
+void GateUpdateHost(const Context& ctx, const Tensor& values, const Tensor& gate,
+                    const Tensor& clip);
+// By SumOfSquares of each.
+void SumOfSquaresOfAllHost(const Context& ctx, std::span<const Tensor> tensors, const Output& out);
 
 }  // namespace cistron::ops

@@ -65,7 +65,9 @@ void AddToRef(const Context&, const Tensor& x, const Tensor& y) {
 
 }  // namespace
 
-constinit const ReduceImpl kReduceRef = {
-    "ref", SupportsReduce, {SumOfSquaresRef, WeightedSumRef, AddToRef, ClipFactorHost}};
+constinit const ReduceImpl kReduceRef = {"ref",
+                                         SupportsReduce,
+                                         {SumOfSquaresRef, WeightedSumRef, AddToRef, ClipFactorHost,
+                                          SumOfSquaresOfAllHost, GateUpdateHost}};
 
 }  // namespace cistron::ops

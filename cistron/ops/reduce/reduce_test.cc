@@ -191,5 +191,48 @@ TEST(Reduce, RefusesWrongArguments) {
   EXPECT_THROW(AddTo(ctx, x, Tensor::Zeros({4}, DType::kF64)), Error);
 }
 
+// The sum over many tensors, of several sizes and dtypes: within the bound of the exact sum, and
+// the same bits at every call.
+TEST(Reduce, SumOfSquaresOfAllTensors) {
+  ForEachImplementation(ReduceImpls(), ReduceProblem{DType::kF64, 1}, [&](const Context& ctx) {
+    std::vector<Tensor> tensors;
+    double exact = 0;
+    for (std::int64_t i = 0; i < 150; ++i) {
+      const std::int64_t n = i % 11 == 0 ? 0 : i % 5 == 0 ? 12288 + i : 1 + 29 * i;
+      const DType dtype = i % 3 == 0 ? DType::kBF16 : DType::kF32;
+      tensors.push_back(testing::Normal({n}, dtype, "x"));
+      for (std::int64_t k = 0; k < n; ++k) {
+        const double x = ElementAsDouble(tensors.back(), k);
+        exact += x * x;
+      }
+    }
+    const Tensor out = Tensor::Scalar(NAN), again = Tensor::Scalar(3);
+    SumOfSquaresOfAll(ctx, tensors, Write(out));
+    // One rounding of each square in f32; the sums are in f64.
+    EXPECT_NEAR(out.item(), exact, 2 * check::Gamma(1, DType::kF32) * exact);
+    SumOfSquaresOfAll(ctx, tensors, Accumulate(again));
+    EXPECT_EQ(again.item(), 3 + out.item());
+    SumOfSquaresOfAll(ctx, {}, Write(out));
+    EXPECT_EQ(out.item(), 0);
+  });
+}
+
+// Once closed, a gate stays closed.
+TEST(Reduce, GateStopsAnUpdateAndAllAfterIt) {
+  ForEachImplementation(ReduceImpls(), ReduceProblem{DType::kF64, 1}, [&](const Context& ctx) {
+    const Tensor gate = Tensor::Scalar(0), clip = Tensor::Scalar(0.5);
+    const std::vector<double> good(300, 2.0);
+    GateUpdate(ctx, Tensor::FromSpan<double>({300}, good), gate, clip);
+    EXPECT_EQ(clip.item(), 0.5);
+    std::vector<double> bad = good;
+    bad[299] = INFINITY;
+    GateUpdate(ctx, Tensor::FromSpan<double>({300}, bad), gate, clip);
+    EXPECT_TRUE(std::isnan(clip.item()));
+    *clip.data<double>() = 0.5;
+    GateUpdate(ctx, Tensor::FromSpan<double>({300}, good), gate, clip);
+    EXPECT_TRUE(std::isnan(clip.item()));
+  });
+}
+
 }  // namespace
 }  // namespace cistron::ops
