@@ -31,6 +31,9 @@ class BenchCommand final : public Command {
     options.Choice("--device", device_, {"cpu", "cuda"}, "where to compute");
     options.Choice("--recompute", recompute_, {"none", "moe", "layer"},
                    "what backward computes again instead of keeping it");
+    options.Choice("--states", states_, {"fp32", "bf16"},
+                   "of a bf16 model: fp32 masters and moments, or bf16 without masters");
+    options.Choice("--cuda-graph", cuda_graph_, {"auto", "off"}, "as train.cuda_graph");
     options.Option("--threads", threads_, "0: all that the machine grants");
     options.Flag("--profile", profile_, "then one step more, and where its time goes, on stderr");
     options.Option("--steps", steps_, "measured steps");
@@ -40,25 +43,30 @@ class BenchCommand final : public Command {
   int Run() override {
     if (threads_ > 0) SetNumThreads(static_cast<int>(threads_));
     const train::BenchShape shape = train::NamedBenchShape(model_);
-    const train::BenchResult r =
-        train::BenchTrainStep(MakeContext(device_), shape,
-                              {.precision = train::ParsePrecision(precision_),
-                               .steps = steps_,
-                               .micro_rows = micro_rows_,
-                               .recompute = train::ParseRecompute(recompute_),
-                               .profile = profile_});
+    const train::BenchResult r = train::BenchTrainStep(
+        MakeContext(device_), shape,
+        {.precision = train::ParsePrecision(precision_),
+         .steps = steps_,
+         .micro_rows = micro_rows_,
+         .recompute = train::ParseRecompute(recompute_),
+         .states = states_ == "bf16" ? train::OptimStates::kBF16 : train::OptimStates::kF32,
+         .cuda_graph = cuda_graph_ == "off" ? train::CudaGraph::kOff : train::CudaGraph::kAuto,
+         .profile = profile_});
+    if (!r.steps_run.empty()) fmt::print(stderr, "steps: {}\n", r.steps_run);
     fmt::print(stderr, "{}", r.profile);
     fmt::print(
-        "{{\"model\": \"{}\", \"precision\": \"{}\", \"threads\": {}, \"tokens_per_s\": {:.0f}, "
+        "{{\"model\": \"{}\", \"precision\": \"{}\", \"states\": \"{}\", \"threads\": {}, "
+        "\"tokens_per_s\": {:.0f}, "
         "\"ms\": {:.1f}, \"fastest_ms\": {:.1f}, \"rss_mib\": {}, \"device_peak_mib\": {}, "
-        "\"loss\": {:.3f}}}\n",
-        model_, precision_, NumThreads(), r.tokens_per_s, r.ms, r.fastest_ms, r.rss_mib,
-        r.device_peak_mib, r.loss);
+        "\"allocations\": {}, \"loss\": {:.3f}}}\n",
+        model_, precision_, states_, NumThreads(), r.tokens_per_s, r.ms, r.fastest_ms, r.rss_mib,
+        r.device_peak_mib, r.allocations, r.loss);
     return kOk;
   }
 
  private:
-  std::string model_ = "small", precision_ = "fp32", device_ = "cpu", recompute_ = "none";
+  std::string model_ = "small", precision_ = "fp32", device_ = "cpu", recompute_ = "none",
+              states_ = "fp32", cuda_graph_ = "auto";
   bool profile_ = false;
   std::int64_t threads_ = 0, steps_ = 7, micro_rows_ = 0;
 };

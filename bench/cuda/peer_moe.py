@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Peers on one GPU, torch and Hugging Face: one MoE layer, grouped products, a whole Mixtral training step.
 
-Beside `cistron bench --device cuda --model 8x7b_2layers`: peer_moe.py --what step --layers 2 --batch 1.
+Beside `cistron bench --device cuda --model 8x7b_2layers`: peer_moe.py --what step --layers 2 --batch 1; beside --model dna_128
+and its like: --what small.
 Needs torch and transformers (measured with 2.11.0 and 5.17.0).
 
 Prints one JSON object a line: {"case", "impl", "fwd_ms", "fwdbwd_ms", "tflops", "peak_gib"}.
@@ -160,6 +161,41 @@ def grouped_gemms():
         torch.cuda.empty_cache()
 
 
+# hidden, ffn, layers, heads, key/value heads: those of `cistron bench --model`, 8 sequences of 1024 tokens, vocabulary 256.
+SMALL = {
+    "dna_128": (128, 256, 4, 4, 4),
+    "dna_256": (256, 512, 6, 4, 4),
+    "dna_512": (512, 1024, 8, 8, 8),
+}
+
+
+def small_step(name, impl, seq=1024, batch=8):
+    """A whole training step of a small model, auxiliary loss on: tokens per second."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+    h, f, layers, heads, kv = SMALL[name]
+    try:
+        cfg = MixtralConfig(hidden_size=h, intermediate_size=f, num_local_experts=8, num_experts_per_tok=2, vocab_size=256,
+                            num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, max_position_embeddings=seq,
+                            output_router_logits=True, router_aux_loss_coef=0.001)
+        cfg._attn_implementation = "sdpa"
+        cfg._experts_implementation = impl
+        with torch.device(DEV):
+            torch.set_default_dtype(torch.bfloat16)
+            m = MixtralForCausalLM(cfg)
+            torch.set_default_dtype(torch.float32)
+        opt = torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True)
+        ids = torch.randint(0, 256, (batch, seq), device=DEV)
+
+        def step():
+            m(input_ids=ids, labels=ids).loss.backward()
+            torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+            opt.step(); opt.zero_grad(set_to_none=True)
+        ms = median_ms(step, iters=5, warm=3)
+        print(json.dumps(dict(case=f"{name}_step", impl=f"hf_{impl}", ms=round(ms, 2), tokens_per_s=round(batch * seq / ms * 1e3, 1))), flush=True)
+    except Exception as ex:
+        print(json.dumps(dict(case=f"{name}_step", impl=f"hf_{impl}", error=repr(ex)[:300])), flush=True)
+
+
 def whole_step(impl, layers=2, seq=8192, batch=1, fused_adam=True):
     """A whole Mixtral-8x7B-shaped training step with few layers: tokens per second."""
     from transformers import MixtralConfig, MixtralForCausalLM
@@ -206,6 +242,10 @@ if __name__ == "__main__":
                 if impl == "hf_batched_mm" and "small" not in c:
                     continue
                 moe_layer(c, d, impl)
+    if "small" in w:
+        for name in SMALL:
+            for impl in ("eager", "grouped_mm"):
+                small_step(name, impl)
     if "step" in w:
         for layers, batch in ([(a.layers, a.batch)] if a.layers else [(2, 1), (4, 2)]):
             for impl in ("eager", "grouped_mm"):

@@ -13,6 +13,7 @@
 #include "cistron/model/local_mixtral.h"
 #include "cistron/ops/cross_entropy/cross_entropy.h"
 #include "cistron/train/profile.h"
+#include "cistron/train/step_runner.h"
 #include "cistron/train/training_step.h"
 
 namespace cistron::train {
@@ -60,10 +61,14 @@ struct Row {
   const char* name;
   std::int64_t layers, hidden, ffn, heads, kv_heads, experts, top_k, sequence, batch;
 };
-// 8x7b: some layers of Mixtral-8x7B with a small vocabulary.
+// dna: models of the E. coli presets, 8,192 tokens a step. 8x7b: some layers of Mixtral-8x7B with a
+// small vocabulary.
 constexpr Row kRows[] = {{"small", 4, 192, 384, 6, 2, 8, 2, 512, 8},
                          {"wide", 4, 256, 768, 4, 2, 8, 2, 512, 4},
                          {"fine", 4, 256, 128, 4, 2, 32, 4, 512, 4},
+                         {"dna_128", 4, 128, 256, 4, 4, 8, 2, 1024, 8},
+                         {"dna_256", 6, 256, 512, 4, 4, 8, 2, 1024, 8},
+                         {"dna_512", 8, 512, 1024, 8, 8, 8, 2, 1024, 8},
                          {"8x7b_2layers", 2, 4096, 14336, 32, 8, 8, 2, 8192, 1},
                          {"8x7b_4layers", 4, 4096, 14336, 32, 8, 8, 2, 8192, 2}};
 
@@ -108,9 +113,11 @@ MemoryProblem MemoryProblemOf(const BenchShape& shape, const BenchOptions& optio
   const std::int64_t rows = options.micro_rows > 0 ? options.micro_rows : shape.batch;
   return {.model = shape.model,
           .precision = options.precision,
+          .states = options.states,
           .recompute = options.recompute,
           .device = device,
           .tokens = shape.sequence * rows,
+          .one_micro_batch = rows >= shape.batch,
           .length = shape.sequence,
           .threads = NumThreads()};
 }
@@ -124,7 +131,13 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
                 "bench: {} measured steps after {} are not at least 1 after 0", options.steps,
                 options.warmup);
   const std::int64_t before = PeakRssKib();
-  model::LocalMixtral m(ctx, shape.model, ModelDType(options.precision));
+  const bool masters = options.states == OptimStates::kF32;
+  CISTRON_CHECK(masters || options.precision == Precision::kBf16,
+                "bench: states in bf16 without masters are for bf16, not {}",
+                Name(options.precision));
+  model::LocalMixtral m(ctx, shape.model, ModelDType(options.precision), masters);
+  const std::int64_t rows = options.micro_rows > 0 ? options.micro_rows : shape.batch;
+  if (!masters && rows >= shape.batch) m.store.SetGradientDType(DType::kBF16);
   m.model.SetRecompute(options.recompute);
   m.store.Initialize(0, shape.model.initializer_range);
   // The peer's optimiser: torch.optim.AdamW with its defaults.
@@ -136,7 +149,6 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
        .decay_all = true});
   data::BatchTotals totals;
   std::vector<data::Batch> micro;
-  const std::int64_t rows = options.micro_rows > 0 ? options.micro_rows : shape.batch;
   for (std::int64_t row = 0; row < shape.batch; row += rows) {
     micro.push_back(RandomBatch(shape, row, std::min(rows, shape.batch - row), totals));
   }
@@ -144,15 +156,33 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
   const quant::Autocast autocast(MakeRecipe(options.precision, {}), {.states = &scaling});
   std::vector<double> ms;
   BenchResult result;
-  for (std::int64_t i = 0; i < options.warmup + options.steps; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    const StepResult step = TrainStep(ctx, m, optimizer, micro, totals, 1e-3);
-    scaling.EndStep(ctx);
-    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
-    if (i >= options.warmup) ms.push_back(took.count());
-    result.loss = step.loss + shape.model.router_aux_loss_coef * step.aux_loss;
+  {
+    // Without the recorder, which is idle until the profile starts: these steps may be captured.
+    StepRunner runner(given, m, optimizer, {options.cuda_graph, 0});
+    const StepInputs inputs = runner.Prepare(micro, totals);
+    const std::int64_t all = options.warmup + options.steps;
+    auto mark = std::chrono::steady_clock::now();
+    std::int64_t allocations = 0;
+    for (std::int64_t started = 0, finished = 0; finished < all; ++finished) {
+      for (; started < all && runner.in_flight() < runner.Depth(); ++started) {
+        runner.Start(runner.Depth() > 1 ? runner.Prepare(micro, totals) : inputs, 1e-3);
+        scaling.EndStep(ctx);
+      }
+      const StepResult step = runner.Finish();
+      const auto now = std::chrono::steady_clock::now();
+      if (finished >= options.warmup) {
+        ms.push_back(std::chrono::duration<double, std::milli>(now - mark).count());
+      } else {
+        allocations = ctx.allocator().Stats().allocations;
+      }
+      mark = now;
+      result.loss = step.loss + shape.model.router_aux_loss_coef * step.aux_loss;
+    }
+    result.steps_run = runner.note();
+    result.allocations = ctx.allocator().Stats().allocations - allocations;
   }
   if (options.profile) {
+    TrainStep(ctx, m, optimizer, micro, totals, 1e-3);
     const Roofline peak = MeasureRoofline(ctx, ModelDType(options.precision));
     const auto begin = std::chrono::steady_clock::now();
     profile.Start();

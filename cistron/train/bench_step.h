@@ -10,6 +10,7 @@
 #include "cistron/ops/context.h"
 #include "cistron/train/memory_plan.h"
 #include "cistron/train/precision.h"
+#include "cistron/train/run_config.h"
 
 namespace cistron::train {
 
@@ -18,8 +19,8 @@ struct BenchShape {
   std::int64_t sequence = 512;
   std::int64_t batch = 8;
 };
-// "small", "wide" or "fine": vocabulary 256, auxiliary loss on. Throws kInvalidArgument for another
-// name.
+// "small", "wide", "fine", "dna_…", "8x7b_…": vocabulary 256, auxiliary loss on. Throws
+// kInvalidArgument for another name.
 std::vector<std::string> BenchShapeNames();
 BenchShape NamedBenchShape(const std::string& name);
 
@@ -29,6 +30,8 @@ struct BenchOptions {
   std::int64_t warmup = 2;      // before them
   std::int64_t micro_rows = 0;  // rows computed at once; 0: all
   model::Recompute recompute = model::Recompute::kNone;
+  OptimStates states = OptimStates::kF32;
+  CudaGraph cuda_graph = CudaGraph::kAuto;
   bool profile = false;  // one step more, op by op
 };
 // "none", "moe" or "layer".
@@ -43,6 +46,8 @@ struct BenchResult {
   double fastest_ms = 0;
   std::int64_t device_peak_mib = 0;  // of tensors on a GPU
   std::int64_t rss_mib = 0;          // peak resident memory less its peak before the model existed
+  std::int64_t allocations = 0;      // from the driver, or the system, during measured steps
+  std::string steps_run;             // StepRunner::note
   std::string profile;               // table of one step, where asked for (profile.h)
   double loss = 0;                   // of the last step, auxiliary loss included
 };

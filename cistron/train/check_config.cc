@@ -256,6 +256,15 @@ void CheckBatch(const LoadedConfig& loaded) {
   }
 }
 
+void CheckStates(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  if (c.HasMasters() || c.precision == Precision::kBf16) return;
+  CISTRON_THROW(kBadInput, "{}=bf16: states in bf16 without masters are for precision=bf16; {} {}",
+                loaded.Where("optim.states"), Name(c.precision),
+                c.precision == Precision::kFp32 ? "has fp32 weights, which are their own masters"
+                                                : "quantises its weights from fp32 masters");
+}
+
 void CheckSchedule(const LoadedConfig& loaded) {
   if (loaded.config.profile.last > loaded.config.train.steps) {
     CISTRON_THROW(kBadInput, "{}: the run ends with step {}; name earlier ones",
@@ -281,6 +290,7 @@ void CheckStep(const LoadedConfig& loaded) {
   CheckHighPrecisionLayers(loaded);
   CheckBatch(loaded);
   CheckSchedule(loaded);
+  CheckStates(loaded);
 }
 
 void CheckRunConfig(const LoadedConfig& loaded) {

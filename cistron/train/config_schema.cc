@@ -357,6 +357,10 @@ std::vector<ConfigKey> MakeKeys() {
   constexpr KeyRole kIdentity = KeyRole::kIdentity;
   constexpr KeyRole kMechanical = KeyRole::kMechanical;
   constexpr KeyRole kTunable = KeyRole::kTunable;
+  constexpr NamedValue<CudaGraph> kGraphs[] = {{"auto", CudaGraph::kAuto},
+                                               {"off", CudaGraph::kOff}};
+  constexpr NamedValue<OptimStates> kStates[] = {{"fp32", OptimStates::kF32},
+                                                 {"bf16", OptimStates::kBF16}};
   constexpr NamedValue<DeviceChoice> kDevices[] = {{"cpu", DeviceChoice::kCpu},
                                                    {"cuda", DeviceChoice::kCuda}};
   constexpr NamedValue<Precision> kPrecisions[] = {{"fp32", Precision::kFp32},
@@ -556,7 +560,16 @@ std::vector<ConfigKey> MakeKeys() {
       Integer("batch.micro_tokens", At(&C::batch, &BatchOptions::micro_tokens), AtLeast(0),
               "tokens computed at once; 0: the whole batch"),
       Integer("train.steps", At(&C::train, &TrainOptions::steps), AtLeast(1), "updates in all"),
+      Choice("train.cuda_graph", At(&C::train, &TrainOptions::cuda_graph), kGraphs,
+             "on a GPU: auto captures a step whose shapes stay the same and replays it, the bits "
+             "are those of off",
+             kMechanical),
 
+      Choice("optim.states", At(&C::optim, &OptimOptions::states), kStates,
+             "of precision=bf16: fp32 masters and moments, or bf16: weights and moments in bf16 "
+             "without masters, rounded to nearest at every update, and gradients of matrices in "
+             "bf16 where a step has one micro-batch",
+             kIdentity),
       Number("optim.lr", At(&C::optim, &OptimOptions::lr), AtLeast(0), "peak learning rate"),
       Number("optim.beta1", At(&C::optim, &OptimOptions::beta1), HalfOpen(0, 1), "AdamW"),
       Number("optim.beta2", At(&C::optim, &OptimOptions::beta2), HalfOpen(0, 1), "AdamW"),

@@ -101,9 +101,14 @@ class Step {
         lasting_.push_back(ledger_.Take(kind, group, bytes));
       };
       take(kWeights, n * size_);
-      if (compute_ != size_) take(kMasters, n * compute_);
-      for (int moment = 0; moment < 2; ++moment) take(kMoments, n * compute_);
-      take(kGradients, n * compute_);
+      const bool masters = p_.states == OptimStates::kF32;
+      if (compute_ != size_ && masters) take(kMasters, n * compute_);
+      for (int moment = 0; moment < 2; ++moment) take(kMoments, n * (masters ? compute_ : size_));
+      // As LocalParameterStore::SetGradientDType, where a step has one micro-batch.
+      const bool narrow = !masters && p_.one_micro_batch && parameter.shape.rank() >= 2 &&
+                          parameter.name != "lm_head.weight" &&
+                          parameter.name != "model.embed_tokens.weight";
+      take(kGradients, n * (narrow ? size_ : compute_));
       if (quantizes_ && parameter.name.find("_proj") != std::string::npos) {
         for (int copy = 0; copy < copies_; ++copy) {
           lasting_.push_back(ledger_.Take(kWeights, "quantised copies of " + group, Codes(n)));
@@ -421,9 +426,11 @@ MemoryProblem MemoryProblemOf(const RunConfig& c) {
   return {.model = c.model,
           .precision = c.precision,
           .recipe = c.recipe,
+          .states = c.optim.states,
           .recompute = c.recompute,
           .device = c.ComputeDevice().type,
           .tokens = micro,
+          .one_micro_batch = c.RowsPerMicroBatch() >= c.RowsPerStep(),
           .length = c.data.seq_len,
           .eval_tokens = evaluates ? c.EvaluationTokens() : 0,
           .threads = c.threads > 0 ? c.threads : NumThreads()};

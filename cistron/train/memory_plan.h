@@ -21,9 +21,11 @@ struct MemoryProblem {
   model::MixtralConfig model;
   Precision precision = Precision::kFp32;
   RecipeOptions recipe{};
+  OptimStates states = OptimStates::kF32;
   model::Recompute recompute = model::Recompute::kNone;
   DeviceType device = DeviceType::kCpu;
   std::int64_t tokens = 0;       // of a micro-batch
+  bool one_micro_batch = true;   // a step has no other
   std::int64_t length = 0;       // of its rows: the longest sequence there may be
   std::int64_t eval_tokens = 0;  // of an evaluation's batch; 0: there is none
   std::int64_t threads = 1;      // of a CPU

@@ -39,6 +39,7 @@ class Profile final : public ops::WorkRecorder {
   void Announce(const ops::OpWork& work) override { next_ = work; }
   void Add(const ops::OpWork& work) override;
   void Begin(std::string_view op, std::string_view implementation) override;
+  bool Times() const override { return started_; }
   // "attention (cudnn)": the newest of all, whether it counts or not.
   std::string last_op() const;
   // Longest first.

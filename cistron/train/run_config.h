@@ -28,6 +28,8 @@ enum class OnExists {
   kNew,  // keep the old run under another name and start anew
 };
 
+// Whether a GPU's steps are captured in a CUDA graph where their shapes stay the same.
+enum class CudaGraph { kAuto, kOff };
 struct RunOptions {
   OnExists on_exists = OnExists::kAuto;
 };
@@ -40,6 +42,7 @@ struct BatchOptions {
 };
 struct TrainOptions {
   std::int64_t steps = 1000;
+  CudaGraph cuda_graph = CudaGraph::kAuto;
 };
 struct EvalOptions {
   std::int64_t every = 200;     // 0: only at the end
@@ -49,7 +52,10 @@ struct ParallelOptions {
   std::int64_t dp = 1;
   std::int64_t ep = 1;
 };
+// Of AdamW in a bf16 model: kF32 keeps fp32 masters and moments, kBF16 neither.
+enum class OptimStates { kF32, kBF16 };
 struct OptimOptions {
+  OptimStates states = OptimStates::kF32;
   double lr = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.95;
@@ -103,6 +109,7 @@ struct RunConfig {
   LogOptions log;
   ProfileOptions profile;
 
+  bool HasMasters() const { return optim.states == OptimStates::kF32; }
   std::int64_t RowsPerStep() const { return batch.global_tokens / data.seq_len; }
   std::int64_t RowsPerMicroBatch() const {
     return (batch.micro_tokens > 0 ? batch.micro_tokens : batch.global_tokens) / data.seq_len;

@@ -5,13 +5,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
-#include "cistron/data/prefetcher.h"
+#include "cistron/data/read_ahead.h"
 #include "cistron/io/checkpoint.h"
 #include "cistron/io/file.h"
 #include "cistron/model/hugging_face.h"
@@ -26,6 +28,7 @@
 #include "cistron/train/profile.h"
 #include "cistron/train/progress.h"
 #include "cistron/train/reading_rules.h"
+#include "cistron/train/step_runner.h"
 #include "cistron/train/training_state.h"
 #include "cistron/train/training_step.h"
 
@@ -45,6 +48,7 @@ optim::AdamWOptions OptimizerOptions(const OptimOptions& o) {
 
 std::string PrecisionText(const RunConfig& c) {
   if (c.precision == Precision::kFp32) return "fp32";
+  if (!c.HasMasters()) return "bf16 weights and optimiser states, no fp32 masters";
   const quant::Recipe recipe = MakeRecipe(c.precision, c.recipe);
   std::string text = "bf16 with fp32 masters";
   if (quant::Quantizes(recipe)) text += fmt::format(", products in {}", quant::Name(recipe));
@@ -112,7 +116,7 @@ class Trainer {
                  .WithStrict(config_.strict)
                  .WithRecorder(&profile_)),
         corpus_(data::Corpus::Open(DataOf(config_))),
-        model_(ctx_, ModelOf(config_), ModelDType(config_.precision)),
+        model_(ctx_, ModelOf(config_), ModelDType(config_.precision), config_.HasMasters()),
         optimizer_(ctx_, model_.store, OptimizerOptions(config_.optim)),
         stream_(std::make_unique<data::TrainingStream>(corpus_, config_.seed,
                                                        config_.batch.global_tokens)) {
@@ -120,6 +124,9 @@ class Trainer {
       heldout_ = std::make_unique<data::EvaluationStream>(corpus_);
     }
     model_.model.SetRecompute(config_.recompute);
+    if (!config_.HasMasters() && config_.RowsPerMicroBatch() >= config_.RowsPerStep()) {
+      model_.store.SetGradientDType(DType::kBF16);
+    }
     if (config_.init.from.empty()) {
       model_.store.Initialize(config_.seed, config_.model.initializer_range);
     } else if (!HasCheckpoint(config_)) {
@@ -259,11 +266,18 @@ class Trainer {
     }
     Print(speed);
     Progress progress(hooks_.out, start, total, config_.log.every, std::string(unit_));
-    data::Prefetcher batches(std::move(stream_), total - start);
-    bool stop = start > 0 && EvaluateOwed(metrics, start);
-    while (!stop && optimizer_.step() < total) {
-      stop = StepOrExplain(batches, metrics, progress);
-      outcome.steps = optimizer_.step();
+    StepRunner runner(ctx_, model_, optimizer_, {config_.train.cuda_graph, config_.seed});
+    data::ReadAhead<Fetched> batches([this, &runner] { return Read(runner); }, total - start);
+    stopping_ = start > 0 && EvaluateOwed(metrics, start);
+    while (true) {
+      // Ahead of the device, but never beyond a step after which the model is read.
+      while (!stopping_ && optimizer_.step() < total && runner.in_flight() < runner.Depth() &&
+             (runner.in_flight() == 0 || MayRunAhead(optimizer_.step()))) {
+        OrExplain(optimizer_.step() + 1, [&] { Start(runner, batches); });
+      }
+      if (runner.in_flight() == 0) break;
+      outcome.steps = OrExplain(queued_.front().metrics.step,
+                                [&] { return FinishStep(runner, metrics, progress); });
     }
     const bool evaluated = !heldout_ || final_heldout_;
     if (outcome.steps == total && evaluated) return true;
@@ -276,10 +290,10 @@ class Trainer {
   }
 
   // A failure of the device is often another op's than the one that noticed it.
-  bool StepOrExplain(data::Prefetcher& batches, MetricsWriter& metrics, Progress& progress) {
-    const std::int64_t step = optimizer_.step() + 1;
+  template <class F>
+  std::invoke_result_t<F> OrExplain(std::int64_t step, const F& work) {
     try {
-      return Step(batches, metrics, progress);
+      return work();
     } catch (const Error& e) {
       if (e.code() != ErrorCode::kInternal) throw;
       const auto saved = io::NewestGoodCheckpoint(directory_->paths().checkpoints());
@@ -320,27 +334,74 @@ class Trainer {
     if (m.heldout) metrics.AddHeldout(m);
   }
 
-  // One update with what follows it; true when a stop was asked for.
-  bool Step(data::Prefetcher& batches, MetricsWriter& metrics, Progress& progress) {
+  // A step as it is read ahead.
+  struct Fetched {
+    StepInputs inputs;
+    data::StreamState state_after;
+  };
+  Fetched Read(const StepRunner& runner) {
+    const data::GlobalBatch batch = stream_->Next();
+    return {runner.Prepare(Split(batch, config_.RowsPerMicroBatch()), batch.totals),
+            stream_->state()};
+  }
+  // A step that is queued.
+  struct Queued {
+    StepMetrics metrics;
+    data::StreamState state_after;
+    std::int64_t unpadded_tokens = 0;
+  };
+
+  bool SavesAfter(std::int64_t step) const {
+    return step == config_.train.steps ||
+           (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0);
+  }
+  bool ReadsModelAfter(std::int64_t step) const {
+    const bool evaluates = heldout_ && config_.eval.every > 0 && step % config_.eval.every == 0;
+    return SavesAfter(step) || evaluates;
+  }
+
+  // Whether the step after `step` may be queued while it runs.
+  bool MayRunAhead(std::int64_t step) const {
+    return !ReadsModelAfter(step) && !config_.profile.Contains(step + 1);
+  }
+
+  void Start(StepRunner& runner, data::ReadAhead<Fetched>& batches) {
     const std::int64_t number = optimizer_.step() + 1;
     const bool profiled = config_.profile.Contains(number);
     if (profiled && !roofline_) roofline_ = MeasureRoofline(ctx_, ModelDType(config_.precision));
     const TraceRange range("step ", number);
-    const auto begin = Clock::now();
+    if (runner.in_flight() == 0) mark_ = Clock::now();
     if (profiled) profile_.Start();
-    const data::FetchedBatch fetched = batches.Next();
-    position_.stream = fetched.state_after;
-    StepMetrics m;
-    m.step = number;
-    m.lr = LearningRate(config_.MakeSchedule(), m.step);
-    const StepResult result = [&] {
+    Fetched fetched = batches.Next();
+    Queued queued;
+    queued.state_after = fetched.state_after;
+    queued.unpadded_tokens = fetched.inputs.totals.tokens;
+    queued.metrics.step = number;
+    queued.metrics.lr = LearningRate(config_.MakeSchedule(), queued.metrics.step);
+    {
       const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/true));
-      return TrainStep(ctx_, model_, optimizer_, Split(fetched.batch, config_.RowsPerMicroBatch()),
-                       fetched.batch.totals, m.lr, config_.seed);
-    }();
+      runner.Start(std::move(fetched.inputs), queued.metrics.lr);
+    }
     scaling_.EndStep(ctx_);
     if (profiled) profile_.End();
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    queued_.push_back(std::move(queued));
+  }
+
+  // Waits for the oldest step that is queued, and does what follows it; returns its number. Where a
+  // stop was asked for no more is queued, and the last one that was is saved.
+  std::int64_t FinishStep(StepRunner& runner, MetricsWriter& metrics, Progress& progress) {
+    const StepResult result = runner.Finish();
+    const auto now = Clock::now();
+    const double seconds = std::chrono::duration<double>(now - mark_).count();
+    mark_ = now;
+    const Queued queued = std::move(queued_.front());
+    queued_.pop_front();
+    position_.stream = queued.state_after;
+    StepMetrics m = queued.metrics;
+    if (runner.note() != graph_note_) {
+      graph_note_ = runner.note();
+      progress.Line("steps: " + graph_note_);
+    }
     const auto tokens = static_cast<double>(config_.batch.global_tokens);
     m.tokens_seen = m.step * config_.batch.global_tokens;
     m.loss = result.loss;
@@ -350,7 +411,7 @@ class Trainer {
     m.grad_norm = result.grad_norm;
     m.step_ms = seconds * 1e3;
     m.tokens_per_s = tokens / seconds;
-    m.unpadded_tokens_per_s = static_cast<double>(fetched.batch.totals.tokens) / seconds;
+    m.unpadded_tokens_per_s = static_cast<double>(queued.unpadded_tokens) / seconds;
     m.flops_per_s = m.tokens_per_s * flops_per_token_;
     if (peak_flops_ > 0) {
       peak_flops_ = std::max(peak_flops_, m.flops_per_s);  // a step showed that it can do more
@@ -360,17 +421,17 @@ class Trainer {
     SetExpertLoad(result.expert_counts, m);
     metrics.Write(m);
     // Saved before the evaluation, which may take longer than a stopping machine waits.
-    const bool last = m.step == config_.train.steps;
-    const bool every = config_.checkpoint.every > 0 && m.step % config_.checkpoint.every == 0;
-    const bool saved = every || last || StopRequested();
+    const bool drained = runner.in_flight() == 0;
+    stopping_ = stopping_ || StopRequested();
+    const bool saved = SavesAfter(m.step) || (stopping_ && drained);
     if (saved) Save();
     EvaluateIfDue(m, metrics);
     progress.Step(m);
-    if (profiled) EndProfile(m, progress);
-    const bool stop = StopRequested();
-    if (stop && !saved) Save();
+    if (config_.profile.Contains(m.step)) EndProfile(m, progress);
+    stopping_ = stopping_ || StopRequested();
+    if (stopping_ && drained && !saved) Save();
     if (hooks_.after_step) hooks_.after_step(m.step);
-    return stop;
+    return m.step;
   }
 
   // After a step that is told op by op; the last of them prints.
@@ -477,6 +538,10 @@ class Trainer {
   std::optional<Roofline> roofline_;
   std::int64_t profiled_steps_ = 0;
   double profiled_ms_ = 0;
+  std::deque<Queued> queued_;
+  bool stopping_ = false;     // no more steps are queued
+  Clock::time_point mark_{};  // when the step that finishes next began, or the one before it ended
+  std::string graph_note_;
 };
 
 }  // namespace

@@ -2,12 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <charconv>
 #include <cmath>
 
 #include "cistron/base/error.h"
 #include "cistron/base/log.h"
+#include "cistron/ops/reduce/reduce.h"
 #include "cistron/tensor/trace.h"
 
 namespace cistron::train {
@@ -75,32 +75,27 @@ std::string FirstNonFinite(model::LocalMixtral& m, std::span<const data::Batch> 
     return "the logits of the head, after the last layer";
   // Backward runs from the last layer to the first.
   for (auto p = parameters.rbegin(); p != parameters.rend(); ++p) {
-    if (p->has_grad && HasNonFinite(p->grad)) {
+    if (p->grad && HasNonFinite(p->grad)) {
       return fmt::format("the gradient of {}", Place(p->spec.name));
     }
   }
   return "the sum of squares of the gradients, which overflows";
 }
 
-std::vector<std::vector<std::int64_t>> Rows(const Tensor& tensor) {
-  const Tensor counts = tensor.ToHost();
-  std::vector<std::vector<std::int64_t>> rows;
-  for (std::int64_t i = 0; i < counts.dim(0); ++i) {
-    const auto row = counts.Select(i).span<std::int64_t>();
-    rows.emplace_back(row.begin(), row.end());
-  }
-  return rows;
-}
+// Where the parts of StepSums::block begin, in elements of 8 bytes.
+struct SumLayout {
+  std::int64_t layers, experts;
 
-std::vector<double> Values(const Tensor& tensor) {
-  const Tensor t = tensor.ToHost();
-  const auto values = t.span<double>();
-  return {values.begin(), values.end()};
-}
-
-double InverseOrZero(double x) {
-  return x > 0 ? 1.0 / x : 0.0;
-}
+  explicit SumLayout(const model::MixtralConfig& c)
+      : layers(c.num_hidden_layers), experts(c.num_local_experts) {}
+  std::int64_t layer_aux() const { return 2; }
+  std::int64_t z() const { return 2 + layers; }
+  std::int64_t norm() const { return 2 + 2 * layers; }
+  std::int64_t values() const { return norm() + 1; }
+  std::int64_t counts() const { return values(); }
+  std::int64_t nonfinite() const { return counts() + layers * experts; }
+  std::int64_t size() const { return nonfinite() + layers; }
+};
 
 }  // namespace
 
@@ -122,46 +117,92 @@ void CheckFiniteWeights(const nn::LocalParameterStore& store, std::int64_t step)
   }
 }
 
+StepSums::StepSums(const ops::Context& ctx, const model::MixtralConfig& config) {
+  const SumLayout at(config);
+  block = ctx.Empty({at.size()}, DType::kF64);
+  values = block.Slice(0, 0, at.values());
+  const auto integers = [&](std::int64_t begin, const Shape& shape) {
+    return Tensor::Borrow(block.data<double>() + begin, shape, DType::kI64, block.device());
+  };
+  sums = {.weighted_nll = block.Select(0),
+          .aux_loss = block.Select(1),
+          .expert_counts = integers(at.counts(), {at.layers, at.experts}),
+          .nonfinite_tokens = integers(at.nonfinite(), {at.layers}),
+          .layer_aux_loss = block.Slice(0, at.layer_aux(), at.layers),
+          .z_loss = block.Slice(0, at.z(), at.layers)};
+}
+
+void QueueStep(const ops::Context& ctx, model::LocalMixtral& m, optim::AdamWOptimizer& optimizer,
+               std::span<const data::Batch> micro_batches, const StepScalars& scalars,
+               std::uint64_t seed, const Tensor& gate, const StepSums& step) {
+  FillZero(step.block);
+  model::LossSums sums = step.sums;
+  const model::LossScale scale{scalars.inv_weight_sum, scalars.inv_tokens};
+  for (const data::Batch& batch : micro_batches) {
+    m.model.TrainMicroBatch(batch, scale, sums, {seed, scalars.step_index});
+  }
+  const TraceRange range("optimizer");
+  optimizer.QueueGradNorm();
+  CopyTo(optimizer.norm(), step.values.Select(step.values.numel() - 1));
+  ops::GateUpdate(ctx, step.values, gate, optimizer.clip());
+  optimizer.QueueUpdate(scalars.lr, scalars.step);
+  m.model.UpdateExpertBias(sums, gate);
+}
+
+StepResult ReadStep(const Tensor& block, const model::MixtralConfig& config,
+                    const data::BatchTotals& totals, bool& finite) {
+  const SumLayout at(config);
+  const auto values = block.span<double>();
+  const auto part = [&](std::int64_t begin) {
+    const auto v =
+        values.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(at.layers));
+    return std::vector<double>(v.begin(), v.end());
+  };
+  StepResult result;
+  result.loss = totals.weight_sum > 0 ? values[0] / totals.weight_sum : 0.0 * values[0];
+  result.aux_loss = values[1];
+  if (config.moe_aux_loss_coeff > 0) result.layer_aux_loss = part(at.layer_aux());
+  if (config.moe_z_loss_coeff > 0) result.z_loss = part(at.z());
+  result.grad_norm = values[static_cast<std::size_t>(at.norm())];
+  finite = AllFinite<double>(values.subspan(0, static_cast<std::size_t>(at.values())));
+  const Tensor counts =
+      Tensor::Borrow(block.data<double>() + at.counts(), {at.layers, at.experts}, DType::kI64);
+  for (std::int64_t i = 0; i < at.layers; ++i) {
+    const auto row = counts.Select(i).span<std::int64_t>();
+    result.expert_counts.emplace_back(row.begin(), row.end());
+  }
+  return result;
+}
+
+void WarnOfNoWeight(std::int64_t step, const data::BatchTotals& totals) {
+  if (totals.weight_sum > 0) return;
+  LogWarning(
+      "step {}: no label of the global batch has weight, its loss of 0 means nothing: all its "
+      "bases are degenerate, in tags, or lower case with data.soft_mask_weight=0; a larger "
+      "batch.global_tokens makes this rarer",
+      step);
+}
+
 StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
                      optim::AdamWOptimizer& optimizer, std::span<const data::Batch> micro_batches,
                      const data::BatchTotals& totals, double lr, std::uint64_t seed) {
-  const model::MixtralConfig& config = m.model.config();
-  const model::LossScale scale{
-      ctx.Place(Tensor::Scalar(InverseOrZero(totals.weight_sum))),
-      ctx.Place(Tensor::Scalar(InverseOrZero(static_cast<double>(totals.tokens))))};
-  if (totals.weight_sum <= 0) {
-    LogWarning(
-        "step {}: no label of the global batch has weight, its loss of 0 means nothing: all its "
-        "bases are degenerate, in tags, or lower case with data.soft_mask_weight=0; a larger "
-        "batch.global_tokens makes this rarer",
-        optimizer.step() + 1);
-  }
-  model::LossSums sums = model::LossSums::Zeros(ctx, config);
-  const model::StepNoise noise{
-      seed, ctx.Place(Tensor::FromSpan<std::int64_t>({}, std::array{optimizer.step() + 1}))};
-  for (const data::Batch& batch : micro_batches) {
-    m.model.TrainMicroBatch(batch, scale, sums, noise);
-  }
-  StepResult result;
-  result.loss = sums.weighted_nll.item() * InverseOrZero(totals.weight_sum);
-  result.aux_loss = sums.aux_loss.item();
-  if (config.moe_aux_loss_coeff > 0) result.layer_aux_loss = Values(sums.layer_aux_loss);
-  if (config.moe_z_loss_coeff > 0) result.z_loss = Values(sums.z_loss);
-  result.grad_norm = optimizer.ComputeGradNorm();
-  if (!std::isfinite(result.loss) || !std::isfinite(result.aux_loss) ||
-      !std::isfinite(result.grad_norm) || !AllFinite<double>(result.layer_aux_loss) ||
-      !AllFinite<double>(result.z_loss)) {
-    const std::string place = FirstNonFinite(m, micro_batches, sums);
-    m.store.ZeroGradients();
+  const std::int64_t step = optimizer.step() + 1;
+  WarnOfNoWeight(step, totals);
+  const Tensor scalars = Tensor::Empty({StepScalars::kBytes}, DType::kU8);
+  StepScalars::Set(scalars, lr, step, totals);
+  const Tensor placed = ctx.Place(scalars);
+  const StepSums sums(ctx, m.model.config());
+  const Tensor gate = ctx.Zeros({}, DType::kF64);
+  QueueStep(ctx, m, optimizer, micro_batches, StepScalars::In(placed), seed, gate, sums);
+  bool finite = true;
+  StepResult result = ReadStep(sums.block.ToHost(), m.model.config(), totals, finite);
+  if (!finite) {
+    optimizer.set_step(step - 1);
     CISTRON_THROW(kNumericalFailure,
                   "step {}: the loss is {} and the gradient norm {}; the first value that is not "
                   "finite is in {}",
-                  optimizer.step() + 1, result.loss, result.grad_norm, place);
+                  step, result.loss, result.grad_norm, FirstNonFinite(m, micro_batches, sums.sums));
   }
-  result.expert_counts = Rows(sums.expert_counts);
-  const TraceRange range("optimizer");
-  optimizer.Update(lr);
-  m.model.UpdateExpertBias(sums);
   return result;
 }
 

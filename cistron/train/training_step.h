@@ -9,6 +9,7 @@
 #include "cistron/data/batch.h"
 #include "cistron/model/local_mixtral.h"
 #include "cistron/optim/adamw_optimizer.h"
+#include "cistron/train/step_inputs.h"
 
 namespace cistron::train {
 
@@ -21,14 +22,39 @@ struct StepResult {
   std::vector<std::vector<std::int64_t>> expert_counts;  // [L][E]
 };
 
+// What a step leaves on the device, in one block that one copy brings to the host.
+struct StepSums {
+  Tensor block;          // f64 [n], counts as the bits of i64 at its end
+  Tensor values;         // f64: all that must be finite; the last one is the gradient norm
+  model::LossSums sums;  // views of the block
+
+  StepSums(const ops::Context& ctx, const model::MixtralConfig& config);
+};
+
+// Queues a step, and waits for nothing: forward and backward of micro-batches that lie where the
+// context's kernels read them, the norm, clipping, AdamW, the routers' biases. Nothing of the model
+// changes where a value of the step is not finite, nor in any step after it: `gate`, f64 [], at
+// first 0, is NaN from then on. The optimiser counts the update.
+void QueueStep(const ops::Context& ctx, model::LocalMixtral& m, optim::AdamWOptimizer& optimizer,
+               std::span<const data::Batch> micro_batches, const StepScalars& scalars,
+               std::uint64_t seed, const Tensor& gate, const StepSums& sums);
+
+// Of a step whose StepSums::block, copied to the host, is `block`; `finite`: whether it changed the
+// model.
+StepResult ReadStep(const Tensor& block, const model::MixtralConfig& config,
+                    const data::BatchTotals& totals, bool& finite);
+
 // The loss that is minimised is `loss` plus the auxiliary losses times their coefficients. After
 // the update each router's bias moves, where there is one. `seed`: of the run, for
-// router_jitter_noise. Trains on one global batch, given as micro-batches, with learning rate `lr`.
-// A loss or gradient norm that is not finite throws kNumericalFailure, naming the layer where it
-// begins, before any weight or moment has changed.
+// router_jitter_noise. Trains on one global batch, given as micro-batches, with learning rate `lr`,
+// and waits for the result. A loss or gradient norm that is not finite throws kNumericalFailure,
+// naming the layer where it begins; no weight or moment has changed then.
 StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
                      optim::AdamWOptimizer& optimizer, std::span<const data::Batch> micro_batches,
                      const data::BatchTotals& totals, double lr, std::uint64_t seed = 0);
+
+// Says so where no label of a step has weight.
+void WarnOfNoWeight(std::int64_t step, const data::BatchTotals& totals);
 
 // Weights that are not finite must not be saved: throws kNumericalFailure, naming the first such
 // parameter and the step whose update made it.

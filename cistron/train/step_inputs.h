@@ -1,0 +1,43 @@
+// What a step reads, in one block of memory, so that one copy brings it to a device.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cistron/data/batch.h"
+#include "cistron/tensor/tensor.h"
+
+namespace cistron::train {
+
+// Values that change from step to step, as scalars on the device.
+struct StepScalars {
+  Tensor lr;              // f64 []
+  Tensor step;            // f64 []: number of the update, from 1
+  Tensor step_index;      // i64 []: the same
+  Tensor inv_weight_sum;  // f64 []: 1 / Σ weights of the global batch, 0 without any
+  Tensor inv_tokens;      // f64 []: 1 / routed tokens of the global batch
+
+  static constexpr std::int64_t kBytes = 64;
+  // In the first kBytes of a block.
+  static StepScalars In(const Tensor& block);
+  // Writes them into a block of the host.
+  static void Set(const Tensor& block, double lr, std::int64_t step,
+                  const data::BatchTotals& totals);
+};
+
+struct StepInputs {
+  Tensor block;                      // u8 [bytes], of the host; undefined: not packed
+  std::vector<data::Batch> batches;  // views of the block, or what was given
+  data::BatchTotals totals;
+  // Equal where blocks are laid out alike and the batches' sizes and bounds are the same.
+  std::vector<std::int64_t> layout;
+};
+
+// Packs micro-batches into memory of `allocator`.
+StepInputs PackStep(std::span<const data::Batch> batches, const data::BatchTotals& totals,
+                    Allocator& allocator);
+// The batches in a copy of inputs.block.
+std::vector<data::Batch> BatchesIn(const Tensor& block, const StepInputs& inputs);
+
+}  // namespace cistron::train

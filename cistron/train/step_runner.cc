@@ -1,0 +1,200 @@
+#include "cistron/train/step_runner.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "cistron/base/error.h"
+#include "cistron/base/log.h"
+#include "cistron/quant/autocast.h"
+#include "cistron/tensor/cuda_backend.h"
+
+namespace cistron::train {
+namespace {
+
+// A graph is captured when a layout comes the second time in a row; a run whose layouts change as
+// often as this captures no more.
+constexpr int kMostCaptures = 8;
+
+}  // namespace
+
+// What the kernels of every step read and write, where a graph finds it again.
+struct StepRunner::DeviceState {
+  explicit DeviceState(const ops::Context& ctx, const model::MixtralConfig& config)
+      : pool(ctx.device()), sums(ctx, config), gate(ctx.Zeros({}, DType::kF64)) {}
+
+  cuda::MemoryPool pool;
+  StepSums sums;
+  Tensor gate;
+  Tensor inputs;  // u8: what Slot::staging brought
+  std::vector<std::int64_t> layout;
+  std::deque<Slot> slots;
+  std::unique_ptr<cuda::Graph> graph;  // of `layout`
+  int captures = 0;
+};
+
+StepRunner::StepRunner(const ops::Context& ctx, model::LocalMixtral& m,
+                       optim::AdamWOptimizer& optimizer, const Options& options)
+    : ctx_(ctx),
+      m_(m),
+      optimizer_(optimizer),
+      options_(options),
+      on_device_(ctx.device().type == DeviceType::kCuda) {
+  if (on_device_) device_ = std::make_unique<DeviceState>(ctx, m.model.config());
+}
+
+StepRunner::~StepRunner() {
+  if (!on_device_) return;
+  try {
+    cuda::Synchronize(ctx_.device());
+  } catch (const Error& error) {
+    LogWarning("{}", error.message());
+  }
+}
+
+StepInputs StepRunner::Prepare(std::span<const data::Batch> micro_batches,
+                               const data::BatchTotals& totals) const {
+  if (on_device_) {
+    for (const data::Batch& batch : micro_batches) m_.model.CheckBatch(batch);
+    return PackStep(micro_batches, totals, cuda::PinnedAllocator());
+  }
+  StepInputs inputs;
+  inputs.batches.assign(micro_batches.begin(), micro_batches.end());
+  inputs.totals = totals;
+  return inputs;
+}
+
+void StepRunner::Start(StepInputs inputs, double lr) {
+  CISTRON_CHECK(in_flight() < Depth(), "StepRunner: {} steps are in flight", in_flight());
+  Flight flight;
+  flight.lr = lr;
+  flight.step = optimizer_.step() + 1;
+  if (on_device_) {
+    WarnOfNoWeight(flight.step, inputs.totals);
+    StepScalars::Set(inputs.block, lr, flight.step, inputs.totals);
+    Queue(inputs);
+    flight.slot = (next_slot_ + 1) % 2;  // Queue has moved on
+  } else {
+    flight.result =
+        TrainStep(ctx_, m_, optimizer_, inputs.batches, inputs.totals, lr, options_.seed);
+  }
+  flight.inputs = std::move(inputs);
+  flights_.push_back(std::move(flight));
+}
+
+void StepRunner::Queue(const StepInputs& inputs) {
+  DeviceState& d = *device_;
+  const Device device = ctx_.device();
+  while (d.slots.size() < 2) d.slots.emplace_back(device);
+  Slot& slot = d.slots[next_slot_];
+  next_slot_ = (next_slot_ + 1) % 2;
+  const auto bytes = static_cast<std::size_t>(inputs.block.bytes());
+  if (!d.inputs || d.inputs.bytes() != inputs.block.bytes()) {
+    d.graph.reset();
+    d.inputs = ctx_.Empty(inputs.block.shape(), DType::kU8);
+  }
+  if (!slot.staging || slot.staging.bytes() != inputs.block.bytes()) {
+    slot.staging = ctx_.Empty(inputs.block.shape(), DType::kU8);
+    slot.upload.Release();  // the memory may have been another's, on the main stream
+  }
+  slot.upload.Start(slot.staging.raw(), inputs.block.raw(), bytes);
+  slot.upload.Join();
+  cuda::CopyLater(d.inputs.raw(), slot.staging.raw(), device, bytes);
+  slot.upload.Release();
+  Run(inputs);
+  if (!slot.results) {
+    slot.results = Tensor::Empty(d.sums.block.shape(), DType::kF64, cuda::PinnedAllocator());
+  }
+  cuda::CopyLater(slot.results.raw(), d.sums.block.raw(), device,
+                  static_cast<std::size_t>(d.sums.block.bytes()));
+  slot.done.Record();
+}
+
+void StepRunner::Run(const StepInputs& inputs) {
+  DeviceState& d = *device_;
+  const bool timed = ctx_.recorder() != nullptr && ctx_.recorder()->Times();
+  const auto queue = [&] {
+    QueueStep(ctx_, m_, optimizer_, BatchesIn(d.inputs, inputs), StepScalars::In(d.inputs),
+              options_.seed, d.gate, d.sums);
+  };
+  if (timed) return queue();
+  if (d.graph && inputs.layout == d.layout) {
+    d.graph->Launch();
+    optimizer_.CountUpdate();
+    ++replays_;
+    return;
+  }
+  d.graph.reset();
+  const bool again = inputs.layout == d.layout;
+  d.layout = inputs.layout;
+  const std::string why_not = WhyNotCaptured();
+  if (!why_not.empty()) note_ = why_not;
+  if (again && why_not.empty() && Capture(inputs)) return;
+  // The pool too: what this step makes and keeps, gradients for one, a capture may use.
+  const cuda::MemoryPool::Scope scope(d.pool);
+  queue();
+}
+
+std::string StepRunner::WhyNotCaptured() const {
+  const quant::Autocast* scope = quant::Autocast::Current();
+  if (options_.graph == CudaGraph::kOff) return "not captured: train.cuda_graph=off";
+  if (scope != nullptr && quant::Quantizes(scope->recipe())) {
+    return fmt::format("not captured: {} keeps state on the host", quant::Name(scope->recipe()));
+  }
+  if (device_->captures >= kMostCaptures) {
+    return fmt::format("no longer captured: the shapes changed after {} captures",
+                       device_->captures);
+  }
+  return {};
+}
+
+bool StepRunner::Capture(const StepInputs& inputs) {
+  DeviceState& d = *device_;
+  const std::int64_t step = optimizer_.step();
+  ++d.captures;
+  try {
+    const cuda::MemoryPool::Scope scope(d.pool);
+    d.graph = std::make_unique<cuda::Graph>(ctx_.device(), [&] {
+      QueueStep(ctx_, m_, optimizer_, BatchesIn(d.inputs, inputs), StepScalars::In(d.inputs),
+                options_.seed, d.gate, d.sums);
+    });
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kOutOfMemory) throw;
+    optimizer_.set_step(step);
+    m_.store.ZeroGradients();
+    note_ = fmt::format("not captured: {}", error.message());
+    options_.graph = CudaGraph::kOff;
+    return false;
+  }
+  note_ = fmt::format("captured in a CUDA graph of {} nodes", d.graph->nodes());
+  d.graph->Launch();
+  ++replays_;
+  return true;
+}
+
+StepResult StepRunner::Finish() {
+  CISTRON_CHECK(in_flight() > 0, "StepRunner: no step is in flight");
+  Flight flight = std::move(flights_.front());
+  flights_.pop_front();
+  if (!on_device_) return std::move(flight.result);
+  Slot& slot = device_->slots[flight.slot];
+  slot.done.Wait();
+  bool finite = true;
+  StepResult result = ReadStep(slot.results, m_.model.config(), flight.inputs.totals, finite);
+  if (finite) return result;
+  // The gate kept the model as it was before this step, whatever is queued behind. Made once more,
+  // waiting, the step says where it fails.
+  cuda::Synchronize(ctx_.device());
+  flights_.clear();
+  device_->graph.reset();
+  optimizer_.set_step(flight.step - 1);
+  m_.store.ZeroGradients();
+  TrainStep(ctx_, m_, optimizer_, flight.inputs.batches, flight.inputs.totals, flight.lr,
+            options_.seed);
+  CISTRON_THROW(
+      kNumericalFailure,
+      "step {}: the loss is {} and the gradient norm {}; made once more, they were finite",
+      flight.step, result.loss, result.grad_norm);
+}
+
+}  // namespace cistron::train
