@@ -196,6 +196,36 @@ TEST_F(ProgramTest, ExplainShowsThePlanAndTrainsNothing) {
                     HasSubstr("backward (last to first):")));
 }
 
+TEST_F(ProgramTest, PlanNeedsNeitherDataNorDevice) {
+  const Result fits = Run({"plan", "data.seq_len=64", "batch.global_tokens=1024"});
+  EXPECT_EQ(fits.status, 0) << fits.err;
+  EXPECT_THAT(fits.out, AllOf(HasSubstr("activations"), HasSubstr("peak"), HasSubstr("fits: ")));
+  const Result large = Run({"plan", "--model", "8x7b_2layers", "--precision", "bf16", "--device",
+                            "cuda", "plan.memory_gib=50"});
+  EXPECT_EQ(large.status, 2);
+  EXPECT_THAT(large.out, AllOf(HasSubstr("does not fit"),
+                               HasSubstr("largest: moments of experts 21.0 GiB, masters of experts "
+                                         "10.5 GiB, gradients of experts 10.5 GiB")));
+  for (const auto& [key, text] : {std::pair{"cluster=8xH200", "plans one GPU"},
+                                  {"cluster=1xV1", "one of A100, H100"},
+                                  {"plan.memory_gib=many", "not a number of GiB"},
+                                  {"plan.memory=3", "there is no key"}}) {
+    const Result bad = Run({"plan", key});
+    EXPECT_EQ(bad.status, 2) << key;
+    EXPECT_THAT(bad.err, HasSubstr(text));
+  }
+}
+
+// Of a machine without a GPU, and of one where none is shown.
+TEST_F(ProgramTest, ADeviceThatIsNotThereIsAnError) {
+  setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  const Result r = Train({"device=cuda"});
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  EXPECT_EQ(r.status, 2);
+  EXPECT_THAT(r.err, AllOf(StartsWith("error: cuda: "), HasSubstr("device=cpu")));
+  EXPECT_FALSE(fs::exists(tiny_.path("run")));
+}
+
 // The recipe of one of the two products is another: GroupedMLP refuses, and says what to change.
 TEST_F(ProgramTest, StrictMakesAFusionThatDoesNotFireAnError) {
   const std::vector<std::string> overrides = {"train.steps=3", "precision=mxfp8",

@@ -46,6 +46,8 @@ class PlanCommand final : public Command {
                    "of --model");
     options.Choice("--device", device_, {"cpu", "cuda"}, "of --model");
     options.Choice("--recompute", recompute_, {"none", "moe", "layer"}, "of --model");
+    options.Choice("--states", states_, {"fp32", "bf16"},
+                   "of --model: AdamW's; bf16 has no masters");
     options.Option("--micro-rows", micro_rows_, "of --model: sequences at once; 0: the batch");
     options.Positional("overrides", overrides_, "key=value, over the preset", false);
   }
@@ -164,14 +166,17 @@ class PlanCommand final : public Command {
     }
     const train::BenchShape shape = train::NamedBenchShape(model_);
     global_tokens_ = shape.batch * shape.sequence;
-    return train::MemoryProblemOf(shape,
-                                  {.precision = train::ParsePrecision(precision_),
-                                   .micro_rows = micro_rows_,
-                                   .recompute = train::ParseRecompute(recompute_)},
-                                  device_ == "cuda" ? DeviceType::kCuda : DeviceType::kCpu);
+    return train::MemoryProblemOf(
+        shape,
+        {.precision = train::ParsePrecision(precision_),
+         .micro_rows = micro_rows_,
+         .recompute = train::ParseRecompute(recompute_),
+         .states = states_ == "bf16" ? train::OptimStates::kBF16 : train::OptimStates::kF32},
+        device_ == "cuda" ? DeviceType::kCuda : DeviceType::kCpu);
   }
 
-  std::string config_name_, model_, precision_ = "fp32", device_ = "cpu", recompute_ = "none";
+  std::string config_name_, model_, precision_ = "fp32", device_ = "cpu", recompute_ = "none",
+                                    states_ = "fp32";
   std::int64_t micro_rows_ = 0, global_tokens_ = 0, memory_ = 0;
   std::string where_;
   std::vector<std::string> overrides_;

@@ -10,6 +10,7 @@
 
 #include "cistron/base/threads.h"
 #include "cistron/model/hugging_face.h"
+#include "cistron/ops/attention/attention_cudnn_shape.h"
 #include "cistron/ops/cross_entropy/cross_entropy_impls.h"
 #include "cistron/ops/grouped_mlp/grouped_mlp.h"
 #include "cistron/ops/grouped_mlp/row_pieces.h"
@@ -157,11 +158,33 @@ class Step {
     return y;
   }
 
-  // cuDNN's backward sums dq in fp32 beside row sums; its own log-sum-exp is ours.
+  // On a GPU. Sequences are taken to be as long as the rows of a batch.
   void AttentionWorkspace(std::int64_t tokens, bool backward) {
     if (!cuda_) return;
-    const std::int64_t rows = c_.num_attention_heads * tokens * 4;
-    Work("attention workspace", backward && size_ == 2 ? rows * (c_.HeadDim() + 1) : rows);
+    const ops::AttentionProblem problem{
+        .dtype = ModelDType(p_.precision),
+        .config = {.num_heads = c_.num_attention_heads,
+                   .num_kv_heads = c_.num_key_value_heads,
+                   .head_dim = c_.HeadDim(),
+                   .window = c_.sliding_window.value_or(0)},
+        .tokens = tokens,
+        .num_sequences = std::max<std::int64_t>(1, tokens / std::max<std::int64_t>(p_.length, 1)),
+        .max_length = p_.length,
+        .uniform = true};
+    // Row sums, and with cuDNN a log-sum-exp in its own order.
+    std::int64_t bytes = c_.num_attention_heads * tokens * 4 * (backward ? 2 : 1);
+    const auto impls = ops::AttentionImpls();
+    const auto used = std::find_if(impls.begin(), impls.end(), [&](const ops::AttentionImpl& impl) {
+      return impl.device == DeviceType::kCuda && impl.supports(problem);
+    });
+    if (backward && used != impls.end() && used->name == "cudnn") {
+      // Gradients of scores, of as many heads as a launch takes.
+      const ops::internal::CudnnShape shape = ops::internal::CudnnShapeOf(problem);
+      bytes += ops::internal::CudnnScoreBytes(
+          shape, ops::internal::CudnnHeadsAtOnce(problem.config, shape) *
+                     (c_.num_attention_heads / c_.num_key_value_heads));
+    }
+    Work("attention", bytes);
   }
 
   // The expert MLP's forward pass; returns its output rows.

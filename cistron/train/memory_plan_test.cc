@@ -61,6 +61,11 @@ TEST(MemoryPlan, AgreesWithTheAllocator) {
         EXPECT_NEAR(ratio, 1, precision == Precision::kMxfp8 ? 0.1 : 0.05) << Name(precision);
       }
     }
+    EXPECT_NEAR(
+        Ratio(
+            shape,
+            {.precision = Precision::kBf16, .steps = 1, .warmup = 1, .states = OptimStates::kBF16}),
+        1, 0.05);
   }
 }
 
