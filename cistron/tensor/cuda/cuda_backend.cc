@@ -17,7 +17,6 @@ constexpr int kMaxDevices = 64;
 
 std::atomic<int> capability{0};
 
-
 // Stream and allocator of a device, made at first use. They live until the process ends: tensors in
 // static storage may outlive any order of destruction.
 struct State {
