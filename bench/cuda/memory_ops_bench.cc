@@ -159,9 +159,9 @@ void BenchNormOfGradients(std::int64_t n) {
 }
 
 int Main() {
-  BenchAdamW(std::int64_t{1} << 28, true);
-  BenchAdamW(std::int64_t{1} << 28, false);
-  BenchNormOfGradients(std::int64_t{1} << 29);
+  BenchAdamW(std::int64_t{1} << 26, true);
+  BenchAdamW(std::int64_t{1} << 26, false);
+  BenchNormOfGradients(std::int64_t{1} << 28);
   for (const auto& [rows, width] : {std::pair<std::int64_t, std::int64_t>{8192, 4096},
                                     {16384, 2048},
                                     {8192, 512},

@@ -242,5 +242,47 @@ TEST(DelayedScaling, EvalMovesScales) {
   }
 }
 
+// Without masters the checkpoint holds weights and moments in bf16, and continues bit for bit.
+TEST(OptimStates, InBf16AreSaidSavedAndResumed) {
+  TinyRun tiny("states");
+  for (const std::string micro : {"batch.micro_tokens=0", "batch.micro_tokens=64"}) {
+    SCOPED_TRACE(micro);
+    const std::vector<std::string> keys = {"precision=bf16", "optim.states=bf16", "train.steps=6",
+                                           "run.on_exists=new", micro};
+    tiny.Train("whole", keys);
+    EXPECT_THAT(tiny.printed(), HasSubstr("no fp32 masters"));
+    tiny.Train("parts", keys, /*stop_after=*/4);
+    std::vector<std::string> resumed = keys;
+    resumed[3] = "run.on_exists=resume";
+    tiny.Train("parts", resumed);
+    const io::CheckpointReader a = tiny.Newest("whole"), b = tiny.Newest("parts");
+    ASSERT_EQ(a.names(), b.names());
+    for (const std::string& name : a.names()) {
+      EXPECT_FALSE(name.starts_with("master/")) << name;
+      const Tensor x = a.Read(name);
+      if (name.starts_with("moment")) {
+        EXPECT_EQ(x.dtype(), DType::kBF16) << name;
+      }
+      EXPECT_TRUE(check::CompareBitwise(name, x, b.Read(name)).ok) << name;
+    }
+  }
+  // A run with masters does not continue it in silence.
+  try {
+    tiny.Train("whole", {"precision=bf16", "train.steps=8", "run.on_exists=resume"});
+    FAIL() << "it continued with masters";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.message(), HasSubstr("optim.states"));
+  }
+  for (const std::string precision : {"fp32", "mxfp8"}) {
+    try {
+      tiny.Train("refused", {"precision=" + precision, "optim.states=bf16"});
+      FAIL() << precision;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.message(), HasSubstr("optim.states"));
+      EXPECT_THAT(error.message(), HasSubstr(precision));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cistron::train
