@@ -107,8 +107,7 @@ TEST(SupportMatrix, TablesHaveOneLineForEachImplementation) {
   }
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'),
             static_cast<std::ptrdiff_t>(implementations.size() + 2));
-  EXPECT_THAT(table,
-              ::testing::HasSubstr("| adamw | ref | cpu | update | yes | yes | yes"));
+  EXPECT_THAT(table, ::testing::HasSubstr("| adamw | ref | cpu | update | yes | yes | yes"));
   ExpectCells(table, 7);
   EXPECT_EQ(std::count(formats.begin(), formats.end(), '\n'), 5 * 2 * 2 + 2);
   EXPECT_THAT(formats, ::testing::HasSubstr("| quantized_gemm | cpu | cpu | dgrad | e5m2 | yes |"));
