@@ -170,8 +170,8 @@ TEST_F(DeviceTraps, OptimizerEdges) {
   const Tensor one = ctx.Place(Tensor::Scalar(1.0)), rate = ctx.Place(Tensor::Scalar(0.5));
   const ops::AdamWScalars scalars{.lr = rate, .step = one, .clip = one};
   const auto update = [&](std::int64_t n) {
-    std::vector<Tensor> t;
-    for (int i = 0; i < 4; ++i) t.push_back(ctx.Zeros({n, 1}, DType::kF32));
+    std::vector<Tensor> t(4);
+    for (Tensor& of : t) of = ctx.Zeros({n, 1}, DType::kF32);
     const Tensor low = ctx.Zeros({n, 1}, DType::kBF16);
     const Tensor edge = testing::Normal({kEdge, 1}, DType::kF32, "g");
     if (n > 0) SetRows(t[0], n - kEdge, edge);

@@ -47,8 +47,8 @@ TEST_F(BlockCacheTest, AFreedBlockServesTheNextRequest) {
 
 TEST_F(BlockCacheTest, NeighboursBecomeOneBlock) {
   BlockCache cache(Source());
-  std::vector<void*> blocks;
-  for (int i = 0; i < 10; ++i) blocks.push_back(cache.Allocate(2 * kMiB));  // one segment
+  std::vector<void*> blocks(10);
+  for (void*& block : blocks) block = cache.Allocate(2 * kMiB);  // one segment
   EXPECT_EQ(cache.takes(), 1);
   for (const int i : {1, 3, 2, 0, 9, 8, 4, 6, 5, 7})
     cache.Free(blocks[static_cast<std::size_t>(i)]);

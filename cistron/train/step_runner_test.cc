@@ -113,6 +113,7 @@ std::vector<StepResult> TrainAhead(TrainedModel& run, const std::vector<Global>&
 }
 std::vector<StepResult> TrainWaiting(TrainedModel& run, const std::vector<Global>& globals) {
   std::vector<StepResult> results;
+  results.reserve(globals.size());
   for (const Global& g : globals) {
     results.push_back(TrainStep(run.ctx, run.m, run.optimizer, g.micro, g.totals,
                                 kRate / static_cast<double>(run.optimizer.step() + 1),
