@@ -237,7 +237,8 @@ HWY_NOINLINE void QuantizeNarrowStrip(const Band<T>& strip, bool square, const B
     std::copy_n(strip.x + r * strip.stride, strip.cols, values + r * kMxBlock);
   }
   const Band<T> padded{values, kMxBlock, strip.rows, kMxBlock};
-  Lookahead<T> next(padded, {}, {column_codes, kMxBlock, column_scales, 0});
+  Lookahead<T> next(padded, {row_codes, kMxBlock, row_scales, 1},
+                    {column_codes, kMxBlock, column_scales, 0});
   QuantizeStrip<kRows, Q>(padded, next, square, {row_codes, kMxBlock, row_scales, 1},
                           {column_codes, kMxBlock, column_scales, 0});
   std::copy_n(column_scales, square ? 1 : strip.cols, columnwise.scales);
