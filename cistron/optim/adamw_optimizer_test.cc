@@ -1,8 +1,9 @@
-// Which parameters decay.
+// Which parameters decay, and what the norm of gradients is made of.
 #include "cistron/optim/adamw_optimizer.h"
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,27 @@ TEST(AdamWOptimizer, EmbeddingsDecayOnRequest) {
 TEST(AdamWOptimizer, AllDecayOnRequest) {
   EXPECT_EQ(Decaying({.adamw = {.weight_decay = 0.25}, .decay_all = true}),
             (Names{"embedding", "linear", "norm", "experts", "experts_bias"}));
+}
+
+// Partial sums that are offered stand for the gradient until it is written to again.
+TEST(AdamWOptimizer, NormTakesOfferedSquareSums) {
+  const ops::Context ctx;
+  nn::LocalParameterStore store(ctx, DType::kF32);
+  const nn::Linear a(store, "a", 2, 1), b(store, "b", 2, 1);
+  AdamWOptimizer optimizer(ctx, store, {});
+  const auto write = [&](nn::ParameterId id, float x, float y) {
+    Convert(Tensor::FromSpan<float>({2, 1}, std::vector{x, y}), store.GradientOutput(id).tensor);
+  };
+  write(0, 3, 4);
+  write(1, 5, 1);
+  EXPECT_EQ(optimizer.ComputeGradNorm(), std::sqrt(51.0));
+  // Not this gradient's own, so that it shows which of the two is taken.
+  store.OfferSquareSums(0, Tensor::FromSpan<double>({2}, std::vector{70.0, 4.0}));
+  EXPECT_EQ(optimizer.ComputeGradNorm(), 10.0);
+  store.OfferSquareSums(1, Tensor::FromSpan<double>({1}, std::vector{7.0}));
+  EXPECT_EQ(optimizer.ComputeGradNorm(), 9.0);
+  write(0, 3, 4);
+  EXPECT_EQ(optimizer.ComputeGradNorm(), std::sqrt(32.0));
 }
 
 }  // namespace
