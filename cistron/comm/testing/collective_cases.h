@@ -1,0 +1,19 @@
+// What every transport must do: run by the tests of each, on any number of ranks.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cistron/comm/communicator.h"
+
+namespace cistron::comm {
+
+struct CollectiveCase {
+  std::string name;
+  std::function<void(Communicator&)> run;  // on every rank; reports through EXPECT_…
+};
+
+std::vector<CollectiveCase> CollectiveCases();
+
+}  // namespace cistron::comm
