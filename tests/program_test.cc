@@ -386,6 +386,8 @@ TEST_F(ProgramTest, EvalAndScoreFollowARecipe) {
     }
     const Result refused = files(verb, "fp8_delayed");
     EXPECT_EQ(refused.status, 2);
+    EXPECT_THAT(refused.err,
+                HasSubstr("of precision=mxfp8, holds them; give a checkpoint of a run"));
     EXPECT_THAT(refused.err, HasSubstr("no state of delayed scaling"));
   }
   // The run's own number, which is that of its fp32 masters: the final model is in bf16.

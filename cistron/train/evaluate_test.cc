@@ -213,13 +213,40 @@ TEST(EvaluationRecipe, DelayedScalingNeedsTheScalesOfACheckpoint) {
   };
   EXPECT_THAT(error(io::NewestGoodCheckpoint(paths.checkpoints()).value()),
               ::testing::HasSubstr("has no state of delayed scaling"));
-  EXPECT_THAT(error(paths.root), ::testing::HasSubstr("holds weights alone"));
+  EXPECT_THAT(error(paths.root),
+              ::testing::AllOf(::testing::HasSubstr("holds weights alone"),
+                               ::testing::HasSubstr("no checkpoint of this run, of precision=bf16, "
+                                                    "holds them")));
   // Another recipe than the run's takes its own defaults; a final model knows its run.
   run.Train("mx", {"precision=mxfp8", "train.steps=2", "recipe.last_layers_bf16=1"});
   const RunPaths mx{run.path("mx")};
   EXPECT_EQ(ReadEvaluationRecipe(mx.root, Precision::kMxfp8).high_precision.last, 1);
   EXPECT_EQ(ReadEvaluationRecipe(mx.final_model() / "", Precision::kMxfp8).high_precision.last, 1);
   EXPECT_EQ(ReadEvaluationRecipe(mx.root, Precision::kFp8Block).high_precision.last, 0);
+}
+
+// A finished run's directory stands for its final model, which has weights alone: the refusal names
+// the checkpoint that would do, from wherever in the run it was asked.
+TEST(EvaluationRecipe, ARefusedRunNamesItsCheckpointThatHasTheScales) {
+  TinyRun run("evaluation_recipe_remedy");
+  run.Train("fp8", {"precision=fp8_delayed", "train.steps=4"});
+  const RunPaths paths{run.path("fp8")};
+  // One that is newer and damaged, and one that is newer and has no states.
+  std::filesystem::create_directory(paths.checkpoints() / "step-00000009");
+  run.Train("bf16", {"precision=bf16", "train.steps=5"});
+  std::filesystem::rename(RunPaths{run.path("bf16")}.checkpoints() / "step-00000005",
+                          paths.checkpoints() / "step-00000005");
+  for (const auto& path :
+       {paths.root, paths.final_model(), paths.root / "", paths.checkpoints() / "step-00000005"}) {
+    SCOPED_TRACE(path.string());
+    try {
+      ReadEvaluationRecipe(path, Precision::kFp8Delayed);
+      ADD_FAILURE() << "not refused";
+    } catch (const Error& e) {
+      EXPECT_THAT(e.message(),
+                  ::testing::HasSubstr("give " + (paths.checkpoints() / "step-00000004").string()));
+    }
+  }
 }
 
 }  // namespace

@@ -19,7 +19,8 @@ struct EvaluationRecipe {
 
 // For the model at `path`, as FindModel takes it. Where it comes from a run of the same precision,
 // the run's options of the recipe count (recipe.*), else the defaults. Scales of delayed scaling
-// are those of the checkpoint: throws kInvalidArgument where there are none.
+// are those of the checkpoint: throws kInvalidArgument where there are none, naming the newest
+// checkpoint of the same run that has them.
 EvaluationRecipe ReadEvaluationRecipe(const std::filesystem::path& path, Precision precision);
 
 }  // namespace cistron::train
