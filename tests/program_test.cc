@@ -256,6 +256,17 @@ TEST_F(ProgramTest, VerifyOfAnotherPathSaysWhatToGive) {
   const Result file = Run({"verify", File("notes.md", "# Notes\n")});
   EXPECT_EQ(file.status, 2);
   EXPECT_THAT(file.err, HasSubstr("not golden values"));
+  // Files of a model folder, and one of numerics with an option that would do nothing.
+  for (const char* inside : {"mixtral_tiny/golden.safetensors", "mixtral_tiny/model.safetensors"}) {
+    const Result part = Run({"verify", Golden(inside)});
+    EXPECT_EQ(part.status, 2);
+    EXPECT_THAT(part.err, HasSubstr("give " + Golden("mixtral_tiny") + "\n"));
+  }
+  const Result formats = Run({"verify", Golden("numerics2.safetensors"), "--precision", "fp32"});
+  EXPECT_EQ(formats.status, 2);
+  EXPECT_EQ(formats.out, "");
+  EXPECT_THAT(formats.err, AllOf(HasSubstr("--precision fp32"), HasSubstr("leave the option out")));
+  EXPECT_EQ(Run({"verify", Golden("numerics2.safetensors")}).status, 0);
   EXPECT_THAT(Run({"verify", Golden("mixtral_tiny"), "--precision", "bf16"}).out,
               HasSubstr("bound: twice the error"));
 }

@@ -36,8 +36,8 @@ class VerifyCommand final : public Command {
     options.Positional("PATH", path_, "folder or file with golden values");
     options.Choice("--device", device_, {"cpu", "cuda"}, "where to compute");
     options.Choice("--precision", precision_,
-                   {"fp64", "fp32", "bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8"},
-                   "number format, or a recipe over bf16");
+                   {"", "fp64", "fp32", "bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8"},
+                   "of a model folder: number format, or a recipe over bf16; empty: fp32");
     options.Option("--threads", threads_, "0: all that the machine grants");
   }
 
@@ -61,6 +61,10 @@ class VerifyCommand final : public Command {
                     "*.safetensors",
                     path_);
     }
+    if (std::filesystem::is_regular_file(path)) {
+      CheckNumerics(path);
+      return;
+    }
     if (!std::filesystem::is_directory(path) || HoldsGoldens(path)) return;
     std::vector<std::string> inside;
     for (const auto& entry : std::filesystem::directory_iterator(path)) {
@@ -74,17 +78,34 @@ class VerifyCommand final : public Command {
                   path_, inside.empty() ? "" : "; give one of these:\n  ",
                   fmt::join(inside, "\n  "));
   }
+  // A file that is no part of a model folder; it has values of every format, each computed in its
+  // own.
+  void CheckNumerics(const std::filesystem::path& file) const {
+    const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+    if (HoldsGoldens(folder) && std::filesystem::exists(folder / "config.json")) {
+      CISTRON_THROW(kBadInput,
+                    "{}: a file of a model folder, which is verified as a whole; give {}", path_,
+                    folder.string());
+    }
+    if (!precision_.empty()) {
+      CISTRON_THROW(kInvalidArgument,
+                    "--precision {}: {} is a file of numerics, each of which has a format of its "
+                    "own; leave the option out, or give a model folder",
+                    precision_, path_);
+    }
+  }
   static bool HoldsGoldens(const std::filesystem::path& folder) {
     return std::filesystem::exists(folder / "golden.safetensors");
   }
 
   train::VerifyPrecision Precision() const {
+    if (precision_.empty()) return {};
     if (precision_ == "fp64") return {DType::kF64};
     const train::Precision precision = train::ParsePrecision(precision_);
     return {train::ModelDType(precision), train::MakeRecipe(precision, {})};
   }
 
-  std::string path_, device_ = "cpu", precision_ = "fp32";
+  std::string path_, device_ = "cpu", precision_;
   std::int64_t threads_ = 0;
 };
 
