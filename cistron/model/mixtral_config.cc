@@ -40,7 +40,8 @@ void CheckRouter(const MixtralConfig& c) {
                 c.router_jitter_noise);
   CISTRON_CHECK(
       !c.moe_router_pre_softmax || !sigmoid,
-      "Mixtral config: moe_router_pre_softmax is for scoring_func = softmax, not sigmoid");
+      "Mixtral config: moe_router_pre_softmax = true is for scoring_func = softmax, not sigmoid; "
+      "set one of them otherwise");
   CISTRON_CHECK(
       !c.moe_router_pre_softmax || !c.norm_topk_prob,
       "Mixtral config: moe_router_pre_softmax takes the probabilities of the softmax over "
@@ -50,7 +51,8 @@ void CheckRouter(const MixtralConfig& c) {
                 "Mixtral config: routed_scaling_factor is {}; it must be positive",
                 c.routed_scaling_factor);
   CISTRON_CHECK(sigmoid || !c.moe_router_enable_expert_bias,
-                "Mixtral config: moe_router_enable_expert_bias needs scoring_func = sigmoid");
+                "Mixtral config: moe_router_enable_expert_bias = true needs scoring_func = "
+                "sigmoid; set it, or moe_router_enable_expert_bias = false");
   CheckCoefficient("moe_router_bias_update_rate", c.moe_router_bias_update_rate);
   CheckCoefficient("moe_aux_loss_coeff", c.moe_aux_loss_coeff);
   CheckCoefficient("moe_z_loss_coeff", c.moe_z_loss_coeff);
@@ -58,18 +60,28 @@ void CheckRouter(const MixtralConfig& c) {
                 "Mixtral config: n_shared_experts is {}; it must be between 0 and {}",
                 c.n_shared_experts, kLargestCount);
   CheckDimension("n_group", c.n_group, kLargestCount);
-  CheckDimension("topk_group", c.topk_group, c.n_group);
+  CheckDimension("topk_group", c.topk_group, kLargestCount);
+  CISTRON_CHECK(c.topk_group <= c.n_group,
+                "Mixtral config: topk_group = {} exceeds n_group = {}; lower the one or raise the "
+                "other",
+                c.topk_group, c.n_group);
   if (c.n_group == 1) return;
-  CISTRON_CHECK(sigmoid, "Mixtral config: n_group = {} needs scoring_func = sigmoid", c.n_group);
-  CISTRON_CHECK(c.num_local_experts % c.n_group == 0,
-                "Mixtral config: n_group = {} does not divide num_local_experts = {}", c.n_group,
-                c.num_local_experts);
+  CISTRON_CHECK(sigmoid,
+                "Mixtral config: n_group = {} needs scoring_func = sigmoid; set it, or n_group = 1",
+                c.n_group);
+  CISTRON_CHECK(
+      c.num_local_experts % c.n_group == 0,
+      "Mixtral config: n_group = {} does not divide num_local_experts = {}; change one of "
+      "them",
+      c.n_group, c.num_local_experts);
   CISTRON_CHECK(c.num_experts_per_tok % c.topk_group == 0,
-                "Mixtral config: topk_group = {} does not divide num_experts_per_tok = {}",
+                "Mixtral config: topk_group = {} does not divide num_experts_per_tok = {}; change "
+                "one of them",
                 c.topk_group, c.num_experts_per_tok);
   CISTRON_CHECK(c.num_experts_per_tok / c.topk_group <= c.num_local_experts / c.n_group,
                 "Mixtral config: groups of {} experts (num_local_experts / n_group) do not hold "
-                "the {} that a token takes of each (num_experts_per_tok / topk_group)",
+                "the {} that a token takes of each (num_experts_per_tok / topk_group); lower "
+                "num_experts_per_tok or n_group, or raise topk_group",
                 c.num_local_experts / c.n_group, c.num_experts_per_tok / c.topk_group);
 }
 

@@ -434,9 +434,9 @@ TEST(RouterOptions, WhatDoesNotFitIsRefusedByName) {
                 sigmoid(c);
                 c.moe_router_pre_softmax = true;
               }),
-              names("moe_router_pre_softmax is for scoring_func = softmax"));
+              names("moe_router_pre_softmax = true is for scoring_func = softmax"));
   EXPECT_THAT(refusal([](C& c) { c.moe_router_enable_expert_bias = true; }),
-              names("moe_router_enable_expert_bias needs scoring_func = sigmoid"));
+              names("moe_router_enable_expert_bias = true needs scoring_func = sigmoid; set it"));
   EXPECT_THAT(refusal([](C& c) { c.n_group = 2; }), names("n_group = 2 needs scoring_func"));
   EXPECT_THAT(refusal([&](C& c) {
                 sigmoid(c);
@@ -454,7 +454,7 @@ TEST(RouterOptions, WhatDoesNotFitIsRefusedByName) {
                 c.n_group = 4;
               }),
               names("groups of 1 experts"));
-  EXPECT_THAT(refusal([](C& c) { c.topk_group = 2; }), names("topk_group is 2"));
+  EXPECT_THAT(refusal([](C& c) { c.topk_group = 2; }), names("topk_group = 2 exceeds n_group = 1"));
   EXPECT_THAT(refusal([](C& c) { c.router_jitter_noise = 1; }), names("router_jitter_noise is 1"));
   EXPECT_THAT(refusal([](C& c) { c.moe_z_loss_coeff = -1; }), names("moe_z_loss_coeff is -1"));
   EXPECT_THAT(refusal([](C& c) { c.moe_aux_loss_coeff = NAN; }), names("moe_aux_loss_coeff"));

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <utility>
 
 #include "cistron/base/error.h"
@@ -155,6 +156,64 @@ void CheckHighPrecisionLayers(const LoadedConfig& loaded) {
   }
 }
 
+bool IsWordByte(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+}
+
+// A message of model::Validate, which speaks of the fields of a config.json, in the keys of a run:
+// "n_group = 2 …" becomes "model.n_group=2 …", after the place of the first one that was set.
+std::string InKeysOfARun(const LoadedConfig& loaded, std::string message) {
+  constexpr std::string_view kHead = "Mixtral config: ", kIs = " = ";
+  if (message.starts_with(kHead)) message.erase(0, kHead.size());
+  std::string text, where;
+  for (std::size_t at = 0; at < message.size();) {
+    std::size_t end = at;
+    while (end < message.size() && IsWordByte(message[end])) ++end;
+    if (end == at) {
+      text += message[at++];
+      continue;
+    }
+    const std::string word = message.substr(at, end - at), key = "model." + word;
+    const bool is_key = FindConfigKey(key) != nullptr;
+    text += is_key ? key : word;
+    if (is_key && where.empty() && loaded.origins.contains(key)) where = loaded.Where(key) + ": ";
+    at = end;
+    if (is_key && message.compare(at, kIs.size(), kIs) == 0) {
+      text += '=';
+      at += kIs.size();
+    }
+  }
+  return where + text;
+}
+
+// Keys of the router that do nothing beside the others are refused where they were set, as options
+// of another recipe are. Neither the default, which a saved configuration has, nor a coefficient
+// of 0, which asks for nothing, was set; nor was what came with a model, as the config.json of
+// every Mixtral has a coefficient without the switch.
+void CheckEffect(const LoadedConfig& loaded) {
+  const model::MixtralConfig& m = loaded.config.model;
+  const RunConfig defaults;
+  struct Need {
+    const char* key;
+    bool asks, met;
+    const char* remedy;
+  };
+  for (const Need& need :
+       {Need{"model.router_aux_loss_coef", m.router_aux_loss_coef != 0, m.output_router_logits,
+             "model.output_router_logits=true"},
+        Need{"model.moe_router_bias_update_rate", m.moe_router_bias_update_rate != 0,
+             m.moe_router_enable_expert_bias, "model.moe_router_enable_expert_bias=true"}}) {
+    const ConfigKey& key = *FindConfigKey(need.key);
+    const std::string value = key.get(loaded.config);
+    if (!need.asks || need.met || !loaded.origins.contains(key.name) ||
+        value == key.get(defaults)) {
+      continue;
+    }
+    CISTRON_THROW(kBadInput, "{}={} has no effect without {}; add that, or remove the key",
+                  loaded.Where(key.name), value, need.remedy);
+  }
+}
+
 void CheckModel(const LoadedConfig& loaded) {
   const model::MixtralConfig& m = loaded.config.model;
   if (m.num_experts_per_tok > m.num_local_experts) {
@@ -196,8 +255,9 @@ void CheckModel(const LoadedConfig& loaded) {
   try {
     model::Validate(m);
   } catch (const Error& e) {
-    CISTRON_THROW(kBadInput, "model.*: {}", e.message());
+    CISTRON_THROW(kBadInput, "{}", InKeysOfARun(loaded, e.message()));
   }
+  CheckEffect(loaded);
   const std::int64_t ids = data::SmallestVocabulary(loaded.config.data.alphabet);
   if (m.vocab_size < ids) {
     CISTRON_THROW(kBadInput,

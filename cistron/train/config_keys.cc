@@ -47,7 +47,8 @@ std::string NearestConfigGroup(const std::string& name) {
 }
 
 namespace {
-// What other programs call a key; without groups.
+// What other programs call a key; without groups. Those of Megatron-LM are the options of its
+// megatron/training/arguments.py, those of DeepSeek the fields of its config.json.
 constexpr std::pair<std::string_view, const char*> kAliases[] = {
     {"learning_rate", "optim.lr"},
     {"max_lr", "optim.lr"},
@@ -64,14 +65,39 @@ constexpr std::pair<std::string_view, const char*> kAliases[] = {
     {"n_layers", "model.num_hidden_layers"},
     {"num_layers", "model.num_hidden_layers"},
     {"num_experts", "model.num_local_experts"},
+    {"n_routed_experts", "model.num_local_experts"},
     {"top_k", "model.num_experts_per_tok"},
+    {"moe_router_topk", "model.num_experts_per_tok"},
+    {"moe_router_score_function", "model.scoring_func"},
+    {"moe_router_num_groups", "model.n_group"},
+    {"moe_router_group_topk", "model.topk_group"},
+    {"moe_router_topk_scaling_factor", "model.routed_scaling_factor"},
+    {"moe_router_load_balancing_type", "model.moe_aux_loss_coeff"},
+    {"aux_loss_alpha", "model.moe_aux_loss_coeff"},
+    {"seq_aux", "aux_scope"},
+    {"moe_input_jitter_eps", "model.router_jitter_noise"},
+    {"moe_shared_expert_intermediate_size", "model.n_shared_experts"},
+    {"moe_ffn_hidden_size", "model.intermediate_size"},
+    {"ffn_hidden_size", "model.intermediate_size"},
+    {"moe_intermediate_size", "model.intermediate_size"},
+    {"num_query_groups", "model.num_key_value_heads"},
+    {"kv_channels", "model.head_dim"},
+    {"rotary_base", "model.rope_theta"},
+    {"norm_epsilon", "model.rms_norm_eps"},
+    {"init_method_std", "model.initializer_range"},
+    {"window_size", "model.sliding_window"},
+    {"global_batch_size", "batch.global_tokens"},
+    {"train_iters", "train.steps"},
+    {"lr_warmup_iters", "optim.warmup_steps"},
+    {"min_lr", "optim.floor_ratio"},
     {"dtype", "precision"},
     {"output_dir", "output"},
 };
 }  // namespace
 
 const ConfigKey* NearestConfigKey(const std::string& name) {
-  const std::string last = name.substr(name.rfind('.') + 1);
+  std::string last = name.substr(name.rfind('.') + 1);
+  std::replace(last.begin(), last.end(), '-', '_');  // as options of a command line are written
   for (const auto& [alias, key] : kAliases) {
     if (last == alias) return FindConfigKey(key);
   }
@@ -120,7 +146,7 @@ std::string DescribeConfigKeys() {
   std::string out;
   for (const ConfigKey& key : ConfigKeys()) {
     const std::string value = fmt::format("{}={}", key.name, key.get(defaults));
-    const bool says_range = !key.range.empty() && key.type != "boolean";
+    const bool says_range = !key.range.empty();
     out += fmt::format("  {:<42} {}\n  {:<42}   {}{}{}\n", value, key.help, "", key.type,
                        says_range ? ", " : "", says_range ? key.range : "");
   }

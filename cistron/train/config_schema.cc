@@ -93,7 +93,7 @@ void NeedScalar(const ConfigValue& value) {
 }
 
 void NeedRange(const Range& range, double x) {
-  if (!range.Contains(x)) CISTRON_THROW(kBadInput, "is out of range: it must be {}", range.Text());
+  if (!range.Contains(x)) CISTRON_THROW(kBadInput, "is out of range");
 }
 
 std::vector<std::string> Items(const ConfigValue& value) {
@@ -176,7 +176,7 @@ template <class F>
 ConfigKey Boolean(std::string name, F at, std::string help, KeyRole role = KeyRole::kTunable) {
   return {std::move(name),
           "boolean",
-          "true or false",
+          "",
           std::move(help),
           role,
           [=](RunConfig& config, const ConfigValue& value) {

@@ -67,6 +67,33 @@ TEST(RunConfig, AliasesAreKeys) {
   }
 }
 
+// Names of Megatron-LM's and DeepSeek's options, with the group that a person would guess.
+TEST(RunConfig, NamesOfOtherProgramsForTheRouterAreHints) {
+  for (const auto& [name, key] : {std::pair{"moe_router_topk", "model.num_experts_per_tok"},
+                                  {"moe-router-topk", "model.num_experts_per_tok"},
+                                  {"moe_router_score_function", "model.scoring_func"},
+                                  {"moe_router_num_groups", "model.n_group"},
+                                  {"moe_router_group_topk", "model.topk_group"},
+                                  {"moe_router_topk_scaling_factor", "model.routed_scaling_factor"},
+                                  {"moe_router_load_balancing_type", "model.moe_aux_loss_coeff"},
+                                  {"moe_input_jitter_eps", "model.router_jitter_noise"},
+                                  {"moe_shared_expert_intermediate_size", "model.n_shared_experts"},
+                                  {"n_routed_experts", "model.num_local_experts"}}) {
+    for (const char* group : {"", "model."}) {
+      EXPECT_THAT(ErrorOfOverride(std::string(group) + name + "=1"),
+                  HasSubstr(std::string("did you mean '") + key + "'?"))
+          << name;
+    }
+  }
+}
+
+TEST(RunConfig, ARangeIsPrintedOnce) {
+  EXPECT_THAT(ErrorOfOverride("model.rope_theta=0"),
+              ::testing::EndsWith("model.rope_theta=0 is out of range (number, > 0)"));
+  EXPECT_THAT(ErrorOfOverride("data.upper_case=yes"),
+              ::testing::EndsWith("is neither true nor false (boolean)"));
+}
+
 TEST(RunConfig, AListOfValuesIsPrintedOnce) {
   const std::string error = ErrorOfOverride("precision=fp7");
   const std::string list = "fp32|bf16";
@@ -115,7 +142,7 @@ TEST(RunConfig, WholeNumbersMayBeWrittenWithAnExponent) {
 
 TEST(RunConfig, ThreadsAreBounded) {
   EXPECT_THAT(ErrorOfOverride("threads=100000"),
-              HasSubstr("threads=100000 is out of range: it must be [0, 4096]"));
+              HasSubstr("threads=100000 is out of range (integer, [0, 4096])"));
 }
 
 TEST(RunConfig, UnknownKeyNamesTheNearest) {
@@ -207,6 +234,43 @@ TEST(RunConfig, OptionsOfAnotherRecipeAreRefused) {
   EXPECT_EQ(ErrorOf("", Join(kLegal, {"precision=fp8_delayed", "recipe.margin=1"})), "");
   EXPECT_THAT(ErrorOf("", Join(kLegal, {"precision=mxfp8", "recipe.margin=1"})),
               HasSubstr("recipe.margin"));
+}
+
+TEST(RunConfig, RouterKeysWithoutEffectAreRefused) {
+  const std::string rate = "model.moe_router_bias_update_rate", coef = "model.router_aux_loss_coef";
+  EXPECT_THAT(ErrorOfOverride(rate + "=0.01"),
+              AllOf(HasSubstr(rate + " (the command line)=0.01 has no effect"),
+                    HasSubstr("without model.moe_router_enable_expert_bias=true"),
+                    HasSubstr("remove the key")));
+  EXPECT_THAT(ErrorOf("model:\n  router_aux_loss_coef: 0.02\n", kLegal),
+              AllOf(HasSubstr(coef + " (test.yaml:2)=0.02 has no effect"),
+                    HasSubstr("without model.output_router_logits=true")));
+  EXPECT_EQ(ErrorOf("", Join(kLegal, {rate + "=0.01", "model.scoring_func=sigmoid",
+                                      "model.moe_router_enable_expert_bias=true"})),
+            "");
+  EXPECT_EQ(ErrorOf("", Join(kLegal, {coef + "=0.02", "model.output_router_logits=true"})), "");
+  // Nothing asked for, and nothing set: a run's own file, and the file of a model.
+  EXPECT_EQ(ErrorOf("", Join(kLegal, {coef + "=0", rate + "=0"})), "");
+  EXPECT_EQ(ErrorOf(ToYaml(ParseRunConfig("", "t", kLegal).config)), "");
+  LoadedConfig imported = ParseRunConfig("", "t", kLegal);
+  imported.config.model = model::ParseMixtralConfig(
+      R"({"router_aux_loss_coef": 0.02, "output_router_logits": false})", "config.json");
+  EXPECT_NO_THROW(CheckRunConfig(imported));
+}
+
+TEST(RunConfig, RouterErrorsNameKeysAsTheyAreTypedAndARemedy) {
+  EXPECT_EQ(ErrorOfOverride("model.n_group=2"),
+            "model.n_group (the command line): model.n_group=2 needs model.scoring_func=sigmoid; "
+            "set it, or model.n_group=1");
+  EXPECT_THAT(ErrorOf("model:\n  moe_router_enable_expert_bias: true\n", kLegal),
+              AllOf(::testing::StartsWith("model.moe_router_enable_expert_bias (test.yaml:2): "),
+                    HasSubstr("needs model.scoring_func=sigmoid; set it")));
+  EXPECT_THAT(ErrorOfOverride("model.moe_router_pre_softmax=true"),
+              HasSubstr("set model.norm_topk_prob=false"));
+  EXPECT_THAT(ErrorOfOverride("model.topk_group=2"),
+              HasSubstr("model.topk_group=2 exceeds model.n_group=1; lower"));
+  EXPECT_THAT(ErrorOf("", Join(kLegal, {"model.scoring_func=sigmoid", "model.n_group=3"})),
+              HasSubstr("model.n_group=3 does not divide model.num_local_experts=8; change one"));
 }
 
 TEST(RunConfig, LayersOutsideTheRecipeMustLeaveSome) {

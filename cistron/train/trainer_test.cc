@@ -254,7 +254,8 @@ void AccumulationEqualsOneBatch(const std::vector<std::string>& keys) {
   EXPECT_NEAR(parts[9].loss, whole[9].loss, 1e-3 * whole[9].loss);
 }
 TEST(Accumulation, EqualsOneBatchWithoutAuxiliaryLoss) {
-  AccumulationEqualsOneBatch({"model.output_router_logits=false", "aux_scope=sequence"});
+  AccumulationEqualsOneBatch(
+      {"model.output_router_logits=false", "model.router_aux_loss_coef=0", "aux_scope=sequence"});
 }
 TEST(Accumulation, EqualsOneBatchWithSequenceScope) {
   AccumulationEqualsOneBatch({"model.router_aux_loss_coef=1", "aux_scope=sequence"});
@@ -265,7 +266,7 @@ TEST(AuxiliaryLoss, AuxLossAbsent) {
   TinyRun tiny("aux");
   tiny.Train("with", {"model.router_aux_loss_coef=1"});
   EXPECT_THAT(tiny.printed(), HasSubstr("part of the training loss; metrics show it apart"));
-  tiny.Train("without", {"model.output_router_logits=false"});
+  tiny.Train("without", {"model.output_router_logits=false", "model.router_aux_loss_coef=0"});
   EXPECT_THAT(tiny.printed(), HasSubstr("auxiliary loss: not part of the training loss"));
   const auto with = tiny.Metrics("with"), without = tiny.Metrics("without");
   EXPECT_EQ(with[0].loss, without[0].loss);  // the cross-entropy alone, whatever is trained
