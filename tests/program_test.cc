@@ -98,6 +98,31 @@ TEST_F(ProgramTest, AMisspeltChoiceOfAnImplementationIsAnError) {
   EXPECT_EQ(right.status, 0) << right.err;
 }
 
+// An implementation of a GPU: refused before the run has a file, whether it is explained, strict or
+// trained.
+TEST_F(ProgramTest, AnImplementationOfAnotherDeviceIsRefusedAtStart) {
+  const char* given = std::getenv("CISTRON_IMPL");
+  const std::string kept = given == nullptr ? "" : given;
+  setenv("CISTRON_IMPL", "attention=cuda", 1);
+  std::vector<std::string> explain = tiny_.Overrides("run");
+  explain.insert(explain.begin(), {"train", "--explain"});
+  std::vector<Result> results = {Train({}), Train({"strict=true"}), Run(explain),
+                                 Run({"verify", Golden("mixtral_tiny")})};
+  setenv("CISTRON_IMPL", "adamw=cpu", 1);
+  const Result refuses = Train({"precision=bf16", "optim.states=bf16"});
+  setenv("CISTRON_IMPL", kept.c_str(), 1);  // empty is as unset
+  for (const Result& r : results) {
+    EXPECT_EQ(r.status, 2);
+    EXPECT_EQ(r.out, "");
+    EXPECT_THAT(r.err, AllOf(HasSubstr("CISTRON_IMPL: attention=cuda: "), HasSubstr("on cpu"),
+                             HasSubstr("cpu, ref"), HasSubstr("device=cuda")));
+  }
+  EXPECT_EQ(refuses.status, 2);
+  EXPECT_THAT(refuses.err, AllOf(HasSubstr("CISTRON_IMPL asks for 'cpu' of adamw"),
+                                 HasSubstr("bf16 states"), HasSubstr("there are cpu, ref")));
+  EXPECT_FALSE(fs::exists(tiny_.path("run")));
+}
+
 // The whole message, whatever a name holds.
 TEST_F(ProgramTest, NamesWithControlBytesCutNoMessage) {
   const std::string file = File("nul.fa", std::string(">a\0b\nACGT\n", 10));
@@ -193,7 +218,10 @@ TEST_F(ProgramTest, ExplainShowsThePlanAndTrainsNothing) {
                     HasSubstr("layers 0:\nforward:\n"), HasSubstr("layers 1:\nforward:\n"),
                     HasSubstr("experts.down_proj; recipe MXFP8BlockScaling\n"),
                     HasSubstr("GroupedMLP = GroupedLinear model.layers.*.mlp.experts.gate_up_proj"),
-                    HasSubstr("backward (last to first):")));
+                    HasSubstr("backward, as it runs:"), HasSubstr("128 tokens of a micro-batch"),
+                    HasSubstr("recipe MXFP8BlockScaling\n"), ContainsRegex("recipe.format +e4m3\n"),
+                    ContainsRegex("weights_2d +off\n"),
+                    ContainsRegex("recipe.last_layers_bf16 +1\n"), Not(HasSubstr("margin"))));
 }
 
 TEST_F(ProgramTest, PlanNeedsNeitherDataNorDevice) {
@@ -236,9 +264,23 @@ TEST_F(ProgramTest, StrictMakesAFusionThatDoesNotFireAnError) {
   strict.push_back("strict=true");
   const Result refused = Train(strict);
   EXPECT_EQ(refused.status, 2);
-  EXPECT_THAT(refused.err,
-              AllOf(HasSubstr("strict: GroupedMLP does not fire: model.layers.0.mlp.experts."),
-                    HasSubstr("remedy: let the patterns of high-precision layers name both")));
+  EXPECT_THAT(
+      refused.err,
+      AllOf(HasSubstr("strict=true refuses this run:\n  layers 0, 1: GroupedMLP (joint) does "
+                      "not fire: model.layers.*.mlp.experts."),
+            HasSubstr("remedy: let the patterns of high-precision layers name both")));
+  EXPECT_FALSE(fs::exists(tiny_.path("run")));
+  // All that is refused, of layers that differ; and an op.
+  const Result several =
+      Train({"strict=true", "precision=mxfp8",
+             "recipe.bf16_patterns=[\"*.0.*.down_proj\", \"*.1.*.gate_up_proj\"]"});
+  EXPECT_EQ(several.status, 2);
+  EXPECT_THAT(several.err, AllOf(HasSubstr("\n  layers 0: GroupedMLP (joint)"),
+                                 HasSubstr("\n  layers 1: GroupedMLP (joint)")));
+  const Result op = Train({"strict=true", "precision=bf16", "optim.states=bf16"});
+  EXPECT_EQ(op.status, 2);
+  EXPECT_THAT(op.err, AllOf(HasSubstr("adamw (update): 'ref' would run"),
+                            HasSubstr("CISTRON_IMPL=adamw=ref")));
   EXPECT_FALSE(fs::exists(tiny_.path("run")));
 }
 

@@ -79,7 +79,7 @@ std::vector<std::string> DeviceTexts() {
 }
 
 ops::Context MakeContext(const std::string& device) {
-  return device == "cuda" ? ops::Context(Device{DeviceType::kCuda, 0}) : ops::Context();
+  return ops::Context({device == "cuda" ? DeviceType::kCuda : DeviceType::kCpu, 0});
 }
 
 }  // namespace cistron::app

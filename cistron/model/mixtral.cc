@@ -400,32 +400,63 @@ Tensor Mixtral::Evaluate(const data::Batch& given, Tensor* experts) {
   return nll.ToHost();
 }
 
-std::string Mixtral::ExplainExperts() const {
-  struct Plan {
-    std::string text;
-    std::vector<std::size_t> layers;
-  };
-  std::vector<Plan> plans;
-  for (std::size_t i = 0; i < state_->layers.size(); ++i) {
-    const nn::MoeLayer& moe = state_->layers[i].moe;
-    std::string text = moe.experts().Explain(state_->ctx, state_->dtype);
-    if (moe.shared_expert() != nullptr) {
-      text += moe.shared_expert()->Explain(state_->ctx, state_->dtype);
-    }
-    const std::string here = fmt::format("layers.{}.", i);
+namespace {
+
+// Texts and the layers that have them, of which the text says "layers.*.".
+class TextsOfLayers {
+ public:
+  void Add(std::size_t layer, std::string text) {
+    const std::string here = fmt::format("layers.{}.", layer);
     for (std::size_t at = 0; (at = text.find(here, at)) != std::string::npos;) {
       text.replace(at, here.size(), "layers.*.");
     }
-    const auto same = std::find_if(plans.begin(), plans.end(),
-                                   [&](const Plan& plan) { return plan.text == text; });
-    (same == plans.end() ? plans.emplace_back(Plan{std::move(text), {}}) : *same)
-        .layers.push_back(i);
+    const auto same = std::find_if(entries_.begin(), entries_.end(),
+                                   [&](const Entry& e) { return e.text == text; });
+    (same == entries_.end() ? entries_.emplace_back(Entry{std::move(text), {}}) : *same)
+        .layers.push_back(layer);
   }
-  std::string all;
-  for (const Plan& plan : plans) {
-    all += fmt::format("layers {}:\n{}", fmt::join(plan.layers, ", "), plan.text);
+  std::vector<std::string> Join(const char* separator) const {
+    std::vector<std::string> all;
+    for (const Entry& e : entries_) {
+      all.push_back(fmt::format("layers {}:{}{}", fmt::join(e.layers, ", "), separator, e.text));
+    }
+    return all;
   }
-  return all;
+
+ private:
+  struct Entry {
+    std::string text;
+    std::vector<std::size_t> layers;
+  };
+  std::vector<Entry> entries_;
+};
+
+}  // namespace
+
+std::string Mixtral::ExplainExperts() const {
+  const ops::Context ctx = state_->ctx.WithStrict(false);
+  TextsOfLayers texts;
+  for (std::size_t i = 0; i < state_->layers.size(); ++i) {
+    const nn::MoeLayer& moe = state_->layers[i].moe;
+    std::string text = moe.experts().Explain(ctx, state_->dtype);
+    if (moe.shared_expert() != nullptr) text += moe.shared_expert()->Explain(ctx, state_->dtype);
+    texts.Add(i, std::move(text));
+  }
+  return fmt::format("{}", fmt::join(texts.Join("\n"), ""));
+}
+
+std::vector<std::string> Mixtral::FusionRefusals() const {
+  const ops::Context ctx = state_->ctx.WithStrict(false);
+  TextsOfLayers texts;
+  for (std::size_t i = 0; i < state_->layers.size(); ++i) {
+    const nn::MoeLayer& moe = state_->layers[i].moe;
+    for (const nn::Sequential* mlp : {&moe.experts(), moe.shared_expert()}) {
+      if (mlp == nullptr) continue;
+      const nn::fuse::Plan plan = mlp->MakePlan(ctx, state_->dtype, /*training=*/true);
+      for (std::string& line : nn::fuse::DescribeRefusals(plan)) texts.Add(i, std::move(line));
+    }
+  }
+  return texts.Join(" ");
 }
 
 Mixtral::Logits Mixtral::ComputeLogits(const data::Batch& given) {

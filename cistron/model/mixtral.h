@@ -68,8 +68,10 @@ class Mixtral {
   void UpdateExpertBias(const LossSums& sums, const Tensor& gate = {});
 
   // How the fuser runs the experts of the layers in training under the recipes in force: each plan
-  // with the layers that follow it. Throws under Context::strict() where a pattern refuses.
+  // with the layers that follow it.
   std::string ExplainExperts() const;
+  // What Context::strict() refuses of that, a line each; empty where every fusion fires.
+  std::vector<std::string> FusionRefusals() const;
 
   // Whoever trains on a batch that lies on a device has checked it on the host, where kernels
   // cannot: throws where a token, a label or a length does not fit the model.

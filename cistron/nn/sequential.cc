@@ -1,5 +1,7 @@
 #include "cistron/nn/sequential.h"
 
+#include <fmt/format.h>
+
 #include <set>
 
 #include "cistron/quant/autocast.h"
@@ -70,10 +72,11 @@ std::shared_ptr<const fuse::Plan> Sequential::PlanFor(const ops::Context& ctx, D
     CheckScalingStates(view_, key.recipes);
     plan_ = std::make_shared<fuse::Plan>(fuse::MakePlan(view_, key));
   }
-  for (const fuse::Refusal& r : plan_->refusals) {
-    if (!ctx.strict() || !r.kinds_match) continue;
-    CISTRON_THROW(kUnsupported, "strict: {} does not fire: {}: {}; remedy: {}", r.pattern,
-                  r.verdict.op, r.verdict.reason, r.verdict.remedy);
+  if (ctx.strict()) {
+    const auto refusals = fuse::DescribeRefusals(*plan_);
+    if (!refusals.empty()) {
+      CISTRON_THROW(kUnsupported, "strict: {}", fmt::join(refusals, "\nstrict: "));
+    }
   }
   return plan_;
 }

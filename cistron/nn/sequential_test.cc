@@ -382,6 +382,21 @@ TEST(Fuser, RefusalsNameOpReasonAndRemedy) {
               HasSubstr("its recipe is BF16, that of gate_up is MXFP8BlockScaling"));
 }
 
+// Both directions in the order in which they run; strict names all that does not fire.
+TEST(Fuser, ExplainsBackwardAsItRunsAndStrictNamesEveryRefusal) {
+  Experts e(2, DType::kF32, {.bias = true}, {.per_expert_weights = true});
+  EXPECT_THAT(e.layers.Explain(ops::Context(), DType::kF32),
+              HasSubstr("forward:\n  GroupedLinear gate_up\n  ScaledSwiGLU scaled_swiglu\n"
+                        "  GroupedLinear down\nbackward, as it runs:\n  GroupedLinear down\n"
+                        "  ScaledSwiGLU scaled_swiglu\n  GroupedLinear gate_up\n"));
+  EXPECT_THAT([&] { e.layers.Explain(ops::Context().WithStrict(), DType::kF32); },
+              ::testing::ThrowsMessage<Error>(::testing::AllOf(
+                  HasSubstr("strict: GroupedMLP (joint) does not fire: gate_up: it has a bias; "
+                            "remedy: build it"),
+                  HasSubstr("\nstrict: SwiGLULinear (forward) does not fire: down: "),
+                  HasSubstr("\nstrict: SwiGLULinear (backward) does not fire: down: "))));
+}
+
 TEST(Fuser, PatternThatIsNotThereSaysWhichOpEndsIt) {
   LocalParameterStore store(ops::Context(), DType::kF32);
   Sequential layers;
@@ -551,8 +566,9 @@ TEST(Fuser, SilentFallback) {
   const ExtraInputs extra{
       .split_sizes = Tensor::FromSpan<std::int64_t>({2}, std::array<std::int64_t, 2>{1, 3})};
   EXPECT_NO_THROW(e.layers.Forward(ops::Context(), x, extra, nullptr));
-  EXPECT_THAT([&] { e.layers.Forward(ops::Context().WithStrict(), x, extra, nullptr); },
-              ThrowsMessage<Error>(HasSubstr("GroupedMLP does not fire: gate_up: it has a bias")));
+  EXPECT_THAT(
+      [&] { e.layers.Forward(ops::Context().WithStrict(), x, extra, nullptr); },
+      ThrowsMessage<Error>(HasSubstr("GroupedMLP (joint) does not fire: gate_up: it has a bias")));
 }
 
 class SavedState : public ::testing::Test {

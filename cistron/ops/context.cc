@@ -1,5 +1,9 @@
 #include "cistron/ops/context.h"
 
+#include <array>
+#include <mutex>
+#include <optional>
+
 #include "cistron/base/env.h"
 #include "cistron/ops/instruction_set.h"
 #include "cistron/ops/support_matrix.h"
@@ -9,22 +13,27 @@ namespace cistron::ops {
 
 namespace {
 
-// A misspelt op would be ignored in silence otherwise.
-std::shared_ptr<const std::string> ChoiceOfEnvironment() {
-  const std::string choice = GetEnv("CISTRON_IMPL").value_or("");
-  CheckImplChoice(choice);
-  return std::make_shared<const std::string>(choice);
+// Read and checked once: a misspelt op would be ignored in silence otherwise. `device`: on which
+// all that it names must be there; without one, anywhere.
+std::shared_ptr<const std::string> ChoiceOfEnvironment(std::optional<DeviceType> device) {
+  static const auto choice =
+      std::make_shared<const std::string>(GetEnv("CISTRON_IMPL").value_or(""));
+  static std::array<std::once_flag, 3> checked;
+  std::call_once(checked[device ? 1 + static_cast<std::size_t>(*device) : 0],
+                 [&] { CheckImplChoice(*choice, device); });
+  return choice;
 }
 
 }  // namespace
 
 Context::Context() : allocator_(&CpuAllocator()) {
   LimitInstructionSet();
-  static const std::shared_ptr<const std::string> choice = ChoiceOfEnvironment();
-  impl_choice_ = choice;
+  impl_choice_ = ChoiceOfEnvironment({});
 }
 
-Context::Context(Device device) : Context() {
+Context::Context(Device device) : allocator_(&CpuAllocator()) {
+  LimitInstructionSet();
+  impl_choice_ = ChoiceOfEnvironment(device.type);
   if (device.type == DeviceType::kCpu) return;
   allocator_ = &cuda::DeviceAllocator(device.index);
   stream_ = cuda::MainStream(device.index);

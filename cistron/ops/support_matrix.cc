@@ -1,8 +1,12 @@
 #include "cistron/ops/support_matrix.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "cistron/base/error.h"
 #include "cistron/base/text.h"
@@ -29,10 +33,6 @@
 namespace cistron::ops {
 namespace {
 
-// The sizes of a small model.
-constexpr std::int64_t kTokens = 4096, kHidden = 192, kFfn = 384, kVocab = 256;
-constexpr std::int64_t kExperts = 8, kTopK = 2, kHeads = 6, kHeadDim = 32;
-constexpr std::int64_t kRows = kTokens * kTopK;
 constexpr const char* kBoth = "forward, backward";
 constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kBF16};
 constexpr DType kFormats[] = {DType::kE4M3, DType::kE5M2};
@@ -43,40 +43,52 @@ std::string DeviceName(DeviceType type) {
   return type == DeviceType::kCpu ? "cpu" : "cuda";
 }
 
-// Appends the answers of an op's implementations; make(dtype) is the problem.
-template <class Problem, class Run, class F>
-void Ask(std::string_view op, std::string_view direction,
-         std::span<const Implementation<Problem, Run>> list, F&& make,
-         std::vector<SupportRow>& rows) {
-  for (const auto& implementation : list) {
-    for (const DType dtype : kDTypes) {
-      rows.push_back({std::string(op),
-                      std::string(implementation.name),
-                      std::string(Name(dtype)),
-                      implementation.supports(make(dtype)),
-                      std::string(direction),
-                      {},
-                      DeviceName(implementation.device)});
-    }
-  }
-}
+// Asks implementations, of one device or all, and keeps their answers.
+class Survey {
+ public:
+  explicit Survey(std::optional<DeviceType> device) : device_(device) {}
 
-// The same for ops on 8-bit formats; make(scaling, format) is the problem.
-template <class Problem, class Run, class F>
-void AskFormats(std::string_view op, std::string_view direction,
-                std::span<const Implementation<Problem, Run>> list, F&& make,
-                std::vector<SupportRow>& rows) {
-  for (const auto& implementation : list) {
-    for (const DType format : kFormats) {
-      for (const Scaling scaling : kScalings) {
-        rows.push_back({std::string(op), std::string(implementation.name),
-                        std::string(Name(format)), implementation.supports(make(scaling, format)),
-                        std::string(direction), std::string(Name(scaling)),
-                        DeviceName(implementation.device)});
+  // Every implementation of an op in every dtype; make(dtype) is the problem.
+  template <class Problem, class Run, class F>
+  void Ask(std::string_view op, std::string_view direction,
+           std::span<const Implementation<Problem, Run>> list, F&& make) {
+    for (const auto& implementation : list) {
+      if (device_ && implementation.device != *device_) continue;
+      for (const DType dtype : kDTypes) {
+        rows_.push_back({std::string(op),
+                         std::string(implementation.name),
+                         std::string(Name(dtype)),
+                         implementation.supports(make(dtype)),
+                         std::string(direction),
+                         {},
+                         DeviceName(implementation.device)});
       }
     }
   }
-}
+
+  // The same for ops on 8-bit formats; make(scaling, format) is the problem.
+  template <class Problem, class Run, class F>
+  void AskFormats(std::string_view op, std::string_view direction,
+                  std::span<const Implementation<Problem, Run>> list, F&& make) {
+    for (const auto& implementation : list) {
+      if (device_ && implementation.device != *device_) continue;
+      for (const DType format : kFormats) {
+        for (const Scaling scaling : kScalings) {
+          rows_.push_back({std::string(op), std::string(implementation.name),
+                           std::string(Name(format)),
+                           implementation.supports(make(scaling, format)), std::string(direction),
+                           std::string(Name(scaling)), DeviceName(implementation.device)});
+        }
+      }
+    }
+  }
+
+  std::vector<SupportRow> Take() { return std::move(rows_); }
+
+ private:
+  std::optional<DeviceType> device_;
+  std::vector<SupportRow> rows_;
+};
 
 // One table: a line for each run of rows with the same `line`, which it begins with.
 template <class F>
@@ -93,82 +105,120 @@ std::string Table(const std::string& head, std::size_t columns, std::span<const 
   return text + "\n";
 }
 
-// The first of an op's rows that runs on the context's device, or why none does.
-class Choice {
- public:
-  void Add(const Context& ctx, const SupportRow& row) {
-    const std::string preferred = ctx.PreferredImpl(row.op.substr(0, row.op.find(' ')));
-    if (row.device != DeviceName(ctx.device().type) || !chosen_.empty()) return;
-    if (!preferred.empty() && row.impl != preferred) return;
-    if (row.support) {
-      chosen_ = row.impl;
+// "quantize bf16" is a problem of quantize.
+std::string OpOf(const SupportRow& row) {
+  return row.op.substr(0, row.op.find(' '));
+}
+
+// Implementations of one op and direction, in their order, each with its first refusal.
+std::vector<std::pair<std::string, Support>> Answers(std::span<const SupportRow> rows) {
+  std::vector<std::pair<std::string, Support>> answers;
+  for (const SupportRow& row : rows) {
+    if (answers.empty() || answers.back().first != row.impl) answers.push_back({row.impl, {}});
+    if (answers.back().second) answers.back().second = row.support;
+  }
+  return answers;
+}
+
+OpChoice ChoiceOf(const Context& ctx, std::span<const SupportRow> rows) {
+  OpChoice choice{rows.front().op, rows.front().direction, ctx.PreferredImpl(OpOf(rows.front()))};
+  for (const auto& [impl, support] : Answers(rows)) {
+    choice.names.push_back(impl);
+    if (!choice.impl.empty() || (!choice.preferred.empty() && impl != choice.preferred)) continue;
+    if (support) {
+      choice.impl = impl;
     } else {
-      reasons_ +=
-          fmt::format("{}{}: {}", reasons_.empty() ? "" : "; ", row.impl, row.support.reason);
+      choice.refusals.push_back(fmt::format("{}: {}", impl, support.reason));
     }
   }
-  bool runs() const { return !chosen_.empty(); }
-  std::string Text() const {
-    return runs() ? chosen_ : "none" + (reasons_.empty() ? "" : " (" + reasons_ + ")");
-  }
+  return choice;
+}
 
- private:
-  std::string chosen_, reasons_;
-};
-
-// A line an op, or one for each of its directions where they differ.
-std::string ChosenLines(const std::string& op,
-                        const std::vector<std::pair<std::string, std::string>>& directions) {
-  const bool one = std::all_of(directions.begin(), directions.end(),
-                               [&](const auto& d) { return d.second == directions[0].second; });
-  std::string text;
-  for (const auto& [direction, impl] : directions) {
-    text += fmt::format("  {:<36} {}\n", one ? op : op + ", " + direction, impl);
-    if (one) break;
+// Why no implementation of an op runs, and what to change.
+std::string NoneRuns(const OpChoice& c, std::string_view device) {
+  const std::string names = fmt::format("{}", fmt::join(c.names, ", "));
+  if (c.preferred.empty()) {
+    return fmt::format("{} ({}): no implementation runs it on {}: {}", c.op, c.direction, device,
+                       fmt::join(c.refusals, "; "));
   }
-  return text;
+  const std::string why = c.refusals.empty() ? "there is none of that name" : c.refusals.front();
+  return fmt::format(
+      "CISTRON_IMPL asks for '{0}' of {1} ({2}), which does not run: {3}; on {4} there are {5}: "
+      "name "
+      "one of these as {1}=NAME in CISTRON_IMPL, or leave the choice out",
+      c.preferred, c.op.substr(0, c.op.find(' ')), c.direction, why, device, names);
 }
 
 }  // namespace
 
-std::string FormatChosen(const Context& ctx, DType dtype,
-                         std::span<const QuantizedLayout> layouts) {
-  // By op, then direction, in the order of the matrices.
-  std::vector<std::pair<std::string, std::vector<std::pair<std::string, std::string>>>> ops;
-  const auto put = [&ops](const SupportRow& row, const std::string& text) {
-    if (ops.empty() || ops.back().first != row.op) ops.push_back({row.op, {}});
-    ops.back().second.emplace_back(row.direction, text);
-  };
-  const auto ask = [&](const std::vector<SupportRow>& rows, auto&& counts) {
-    for (std::size_t i = 0; i < rows.size();) {
-      Choice choice;
-      const SupportRow& first = rows[i];
-      for (; i < rows.size() && rows[i].op == first.op && rows[i].direction == first.direction;
-           ++i) {
-        if (counts(rows[i])) choice.Add(ctx, rows[i]);
+std::vector<OpChoice> ChooseImplementations(const Context& ctx, const Workload& workload) {
+  std::vector<OpChoice> choices;
+  const auto choose = [&](std::vector<SupportRow> rows, auto&& counts) {
+    std::erase_if(rows, [&](const SupportRow& row) {
+      const auto& unused = workload.unused;
+      return !counts(row) || std::find(unused.begin(), unused.end(), row.op) != unused.end();
+    });
+    for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+      while (end < rows.size() && rows[end].op == rows[begin].op &&
+             rows[end].direction == rows[begin].direction) {
+        ++end;
       }
-      put(first, choice.Text());
+      choices.push_back(ChoiceOf(ctx, std::span(rows).subspan(begin, end - begin)));
     }
   };
-  const std::vector<SupportRow> matrix = SupportMatrix();
-  ask(matrix, [&](const SupportRow& row) {
-    // Masters and their update are in the compute type.
-    return row.dtype == Name(row.op == "adamw" ? ComputeType(dtype) : dtype);
+  const DeviceType device = ctx.device().type;
+  choose(SupportMatrix(workload.sizes, device), [&](const SupportRow& row) {
+    return row.dtype == Name(row.op == "adamw" ? workload.optimizer_dtype : workload.dtype);
   });
-  if (!layouts.empty()) {
-    ask(FormatSupport(), [&](const SupportRow& row) {
-      return std::any_of(layouts.begin(), layouts.end(), [&](const QuantizedLayout& layout) {
-        return row.dtype == Name(layout.format) && row.scaling == Name(layout.scaling);
-      });
-    });
+  if (workload.layouts.empty()) return choices;
+  choose(FormatSupport(workload.sizes, device), [&](const SupportRow& row) {
+    return std::any_of(
+        workload.layouts.begin(), workload.layouts.end(), [&](const QuantizedLayout& layout) {
+          return row.dtype == Name(layout.format) && row.scaling == Name(layout.scaling);
+        });
+  });
+  return choices;
+}
+
+void CheckThatAllRun(const Context& ctx, std::span<const OpChoice> choices) {
+  std::vector<std::string> lines;
+  for (const OpChoice& c : choices) {
+    if (c.impl.empty()) lines.push_back(NoneRuns(c, DeviceName(ctx.device().type)));
   }
+  if (!lines.empty()) CISTRON_THROW(kUnsupported, "{}", fmt::join(lines, "\n"));
+}
+
+std::vector<std::string> StrictRefusals(std::span<const OpChoice> choices) {
+  std::vector<std::string> lines;
+  for (const OpChoice& c : choices) {
+    if (!c.preferred.empty() || c.refusals.empty()) continue;
+    lines.push_back(
+        fmt::format("{} ({}): '{}' would run, because what is better refuses it: {}; remedy: "
+                    "change what it refuses, or ask for '{}' by CISTRON_IMPL={}={}",
+                    c.op, c.direction, c.impl, fmt::join(c.refusals, "; "), c.impl,
+                    c.op.substr(0, c.op.find(' ')), c.impl));
+  }
+  return lines;
+}
+
+// A line an op, or one for each of its directions where they differ.
+std::string FormatChosen(std::span<const OpChoice> choices) {
   std::string text;
-  for (const auto& [op, directions] : ops) text += ChosenLines(op, directions);
+  for (std::size_t begin = 0, end = 0; begin < choices.size(); begin = end) {
+    bool one = true;
+    for (; end < choices.size() && choices[end].op == choices[begin].op; ++end) {
+      one = one && choices[end].impl == choices[begin].impl;
+    }
+    for (const OpChoice& c : choices.subspan(begin, one ? 1 : end - begin)) {
+      text += fmt::format("  {:<36} {}\n", one ? c.op : c.op + ", " + c.direction, c.impl);
+    }
+  }
   return text;
 }
 
-std::vector<SupportRow> SupportMatrix() {
-  std::vector<SupportRow> rows;
+std::vector<SupportRow> SupportMatrix(const OpSizes& s, std::optional<DeviceType> device) {
+  Survey survey(device);
+  const std::int64_t rows = s.tokens * s.top_k;
   struct Transposes {
     const char* direction;
     Transpose a, b;
@@ -176,152 +226,117 @@ std::vector<SupportRow> SupportMatrix() {
   for (const Transposes& p : {Transposes{"forward", Transpose::kNo, Transpose::kYes},
                               {"dgrad", Transpose::kNo, Transpose::kNo},
                               {"wgrad", Transpose::kYes, Transpose::kNo}}) {
-    Ask(
-        "gemm", p.direction, GemmImpls(),
-        [&](DType t) { return GemmProblem{t, t, p.a, p.b, kTokens, kHidden, kHidden}; }, rows);
+    survey.Ask("gemm", p.direction, GemmImpls(), [&](DType t) {
+      return GemmProblem{t, t, p.a, p.b, s.tokens, s.heads * s.head_dim, s.hidden};
+    });
   }
   for (const auto& [kind, direction] : {std::pair{GroupedGemmKind::kForward, "forward"},
                                         {GroupedGemmKind::kDgrad, "dgrad"},
                                         {GroupedGemmKind::kWgrad, "wgrad"}}) {
-    Ask(
-        "grouped_gemm", direction, GroupedGemmImpls(),
-        [&, &k = kind](DType t) {
-          const DType out = k == GroupedGemmKind::kWgrad ? ComputeType(t) : t;
-          return GroupedGemmProblem{k, t, out, kExperts, kRows, 2 * kFfn, kHidden};
-        },
-        rows);
+    survey.Ask("grouped_gemm", direction, GroupedGemmImpls(), [&, &k = kind](DType t) {
+      const DType out = k == GroupedGemmKind::kWgrad ? ComputeType(t) : t;
+      return GroupedGemmProblem{k, t, out, s.experts, rows, 2 * s.ffn, s.hidden};
+    });
   }
-  Ask(
-      "grouped_mlp", kBoth, GroupedMlpImpls(),
-      [](DType t) { return GroupedMlpProblem{t, kExperts, kRows, kHidden, kFfn, kHidden}; }, rows);
-  Ask(
-      "grouped_bias", kBoth, GroupedBiasImpls(),
-      [](DType t) {
-        return GroupedBiasProblem{t, kExperts, kRows, kHidden};
-      },
-      rows);
-  Ask(
-      "activation", kBoth, SwiGluImpls(),
-      [](DType t) {
-        return SwiGluProblem{t, kRows, kFfn};
-      },
-      rows);
+  survey.Ask("grouped_mlp", kBoth, GroupedMlpImpls(), [&](DType t) {
+    return GroupedMlpProblem{t, s.experts, rows, s.hidden, s.ffn, s.hidden};
+  });
+  survey.Ask("grouped_bias", kBoth, GroupedBiasImpls(), [&](DType t) {
+    return GroupedBiasProblem{t, s.experts, rows, s.hidden};
+  });
+  survey.Ask("activation", kBoth, SwiGluImpls(), [&](DType t) {
+    return SwiGluProblem{t, rows, s.ffn};
+  });
   for (const ActivationKind kind : kActivationKinds) {
-    Ask(
-        fmt::format("activation {}", Name(kind)), kBoth, ScaledActivationImpls(),
-        [&](DType t) {
-          return ScaledActivationProblem{t, {.kind = kind}, kRows, kFfn};
-        },
-        rows);
+    survey.Ask(fmt::format("activation {}", Name(kind)), kBoth, ScaledActivationImpls(),
+               [&](DType t) {
+                 return ScaledActivationProblem{t, {.kind = kind}, rows, s.ffn};
+               });
   }
-  Ask(
-      "norm", kBoth, RmsNormImpls(),
-      [](DType t) {
-        return RmsNormProblem{t, kTokens, kHidden};
-      },
-      rows);
-  Ask(
-      "rope", kBoth, RopeImpls(),
-      [](DType t) {
-        return RopeProblem{t, kTokens, kHeads, kHeadDim};
-      },
-      rows);
-  Ask(
-      "attention", kBoth, AttentionImpls(),
-      [](DType t) {
-        AttentionConfig config;
-        config.num_heads = kHeads;
-        config.num_kv_heads = kHeads;
-        config.head_dim = kHeadDim;
-        return AttentionProblem{t, config, kTokens};
-      },
-      rows);
-  Ask(
-      "embedding", kBoth, EmbeddingImpls(),
-      [](DType t) {
-        return EmbeddingProblem{t, kTokens, kVocab, kHidden};
-      },
-      rows);
-  Ask(
-      "cross_entropy", kBoth, CrossEntropyImpls(),
-      [](DType t) {
-        return CrossEntropyProblem{t, kTokens, kHidden, kVocab};
-      },
-      rows);
-  Ask(
-      "router", kBoth, RouterImpls(),
-      [](DType t) {
-        return RouterProblem{t, {.num_experts = kExperts, .top_k = kTopK}, kTokens};
-      },
-      rows);
-  Ask(
-      "balance_loss", kBoth, BalanceLossImpls(),
-      [](DType t) {
-        return BalanceLossProblem{t, kExperts};
-      },
-      rows);
-  Ask(
-      "jitter", kBoth, JitterImpls(),
-      [](DType t) {
-        return JitterProblem{t, kTokens, kHidden};
-      },
-      rows);
-  Ask(
-      "permute", kBoth, PermuteImpls(),
-      [](DType t) {
-        return PermuteProblem{t, kTokens, kTopK, kHidden};
-      },
-      rows);
-  Ask(
-      "adamw", "update", AdamWImpls(),
-      [](DType t) {
-        return AdamWProblem{t, kHidden * kHidden, false};
-      },
-      rows);
-  Ask(
-      "reduce", "sum", ReduceImpls(),
-      [](DType t) {
-        return ReduceProblem{t, kHidden * kHidden};
-      },
-      rows);
-  return rows;
+  survey.Ask("norm", kBoth, RmsNormImpls(), [&](DType t) {
+    return RmsNormProblem{t, s.tokens, s.hidden};
+  });
+  survey.Ask("rope", kBoth, RopeImpls(), [&](DType t) {
+    return RopeProblem{t, s.tokens, s.heads, s.head_dim};
+  });
+  survey.Ask("attention", kBoth, AttentionImpls(), [&](DType t) {
+    AttentionConfig config;
+    config.num_heads = s.heads;
+    config.num_kv_heads = s.kv_heads;
+    config.head_dim = s.head_dim;
+    config.window = s.window;
+    AttentionProblem problem{t, config, s.tokens};
+    if (s.sequence > 0) {
+      problem.num_sequences = s.tokens / s.sequence;
+      problem.max_length = s.sequence;
+    }
+    return problem;
+  });
+  survey.Ask("embedding", kBoth, EmbeddingImpls(), [&](DType t) {
+    return EmbeddingProblem{t, s.tokens, s.vocab, s.hidden};
+  });
+  survey.Ask("cross_entropy", kBoth, CrossEntropyImpls(), [&](DType t) {
+    return CrossEntropyProblem{t, s.tokens, s.hidden, s.vocab};
+  });
+  survey.Ask("router", kBoth, RouterImpls(), [&](DType t) {
+    return RouterProblem{t, {.num_experts = s.experts, .top_k = s.top_k}, s.tokens};
+  });
+  survey.Ask("balance_loss", kBoth, BalanceLossImpls(), [&](DType t) {
+    return BalanceLossProblem{t, s.experts};
+  });
+  survey.Ask("jitter", kBoth, JitterImpls(), [&](DType t) {
+    return JitterProblem{t, s.tokens, s.hidden};
+  });
+  survey.Ask("permute", kBoth, PermuteImpls(), [&](DType t) {
+    return PermuteProblem{t, s.tokens, s.top_k, s.hidden};
+  });
+  survey.Ask("adamw", "update", AdamWImpls(), [&](DType t) {
+    return AdamWProblem{t, s.hidden * s.hidden, false};
+  });
+  survey.Ask("reduce", "sum", ReduceImpls(), [&](DType t) {
+    return ReduceProblem{t, s.hidden * s.hidden};
+  });
+  return survey.Take();
 }
 
-std::vector<SupportRow> FormatSupport() {
-  std::vector<SupportRow> rows;
+std::vector<SupportRow> FormatSupport(const OpSizes& s, std::optional<DeviceType> device) {
+  Survey survey(device);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    AskFormats(
-        fmt::format("quantize {}", Name(dtype)), "row-wise, column-wise", QuantizeImpls(),
-        [dtype](Scaling scaling, DType format) {
-          return QuantizeProblem{scaling, format, dtype};
-        },
-        rows);
+    survey.AskFormats(fmt::format("quantize {}", Name(dtype)), "row-wise, column-wise",
+                      QuantizeImpls(), [dtype](Scaling scaling, DType format) {
+                        return QuantizeProblem{scaling, format, dtype};
+                      });
   }
   for (const auto& [kind, direction] : {std::pair{QuantizedGemmKind::kForward, "forward"},
                                         {QuantizedGemmKind::kDgrad, "dgrad"},
                                         {QuantizedGemmKind::kWgrad, "wgrad"}}) {
-    AskFormats(
-        "quantized_gemm", direction, QuantizedGemmImpls(),
-        [&k = kind](Scaling scaling, DType format) {
-          // Gradients have the format, what they are multiplied with is e4m3.
-          const bool forward = k == QuantizedGemmKind::kForward;
-          return QuantizedGemmProblem{
-              k,           scaling,  scaling, format,   forward ? format : DType::kE4M3,
-              DType::kF32, kExperts, kRows,   2 * kFfn, kHidden};
-        },
-        rows);
+    survey.AskFormats("quantized_gemm", direction, QuantizedGemmImpls(),
+                      [&, &k = kind](Scaling scaling, DType format) {
+                        // Gradients have the format, what they are multiplied with is e4m3.
+                        const bool forward = k == QuantizedGemmKind::kForward;
+                        return QuantizedGemmProblem{k,
+                                                    scaling,
+                                                    scaling,
+                                                    format,
+                                                    forward ? format : DType::kE4M3,
+                                                    DType::kF32,
+                                                    s.experts,
+                                                    s.tokens * s.top_k,
+                                                    2 * s.ffn,
+                                                    s.hidden};
+                      });
   }
-  return rows;
+  return survey.Take();
 }
 
-void CheckImplChoice(std::string_view choice) {
-  // What stands in the tables, "quantize bf16" for one problem of quantize.
-  std::map<std::string, std::set<std::string>> ops;
-  std::set<std::string> all;
+void CheckImplChoice(std::string_view choice, std::optional<DeviceType> device) {
+  if (choice.empty()) return;
+  // By op, then device; the empty op stands for all.
+  std::map<std::string, std::map<std::string, std::set<std::string>>> ops;
   for (const auto& rows : {SupportMatrix(), FormatSupport()}) {
     for (const SupportRow& row : rows) {
-      ops[row.op.substr(0, row.op.find(' '))].insert(row.impl);
-      all.insert(row.impl);
+      ops[OpOf(row)][row.device].insert(row.impl);
+      ops[""][row.device].insert(row.impl);
     }
   }
   const auto nearest = [](const std::string& name, const auto& names) {
@@ -335,30 +350,39 @@ void CheckImplChoice(std::string_view choice) {
     choice.remove_prefix(std::min(comma + 1, choice.size()));
     if (entry.empty()) continue;
     const std::size_t equals = entry.find('=');
-    const std::set<std::string>* known = &all;
-    if (equals != std::string::npos) {
-      const std::string op = entry.substr(0, equals);
-      const auto it = ops.find(op);
-      if (it == ops.end()) {
-        std::set<std::string> names;
-        for (const auto& [name, impls] : ops) names.insert(name);
-        CISTRON_THROW(kBadInput,
-                      "CISTRON_IMPL: {}: there is no op '{}'; the nearest is '{}' (`cistron info "
-                      "--ops` lists all)",
-                      Printable(entry), Printable(op), nearest(op, names));
+    const bool general = equals == std::string::npos;
+    const std::string op = general ? "" : entry.substr(0, equals);
+    const std::string impl = general ? entry : entry.substr(equals + 1);
+    const auto known = ops.find(op);
+    if (known == ops.end() || (!general && op.empty())) {
+      std::set<std::string> names;
+      for (const auto& [name, devices] : ops) {
+        if (!name.empty()) names.insert(name);
       }
-      known = &it->second;
+      CISTRON_THROW(kBadInput,
+                    "CISTRON_IMPL: {}: there is no op '{}'; the nearest is '{}' (`cistron info "
+                    "--ops` lists all)",
+                    Printable(entry), Printable(op), nearest(op, names));
     }
-    const std::string impl = equals == std::string::npos ? entry : entry.substr(equals + 1);
-    if (known->contains(impl)) continue;
-    CISTRON_THROW(kBadInput,
-                  "CISTRON_IMPL: {}: there is no implementation '{}'{}; the nearest is '{}' "
-                  "(`cistron info --ops` lists all)",
-                  Printable(entry), Printable(impl),
-                  equals == std::string::npos
-                      ? std::string()
-                      : fmt::format(" of {}", Printable(entry.substr(0, equals))),
-                  nearest(impl, *known));
+    // Those to choose from, and on which device else the name is known.
+    std::set<std::string> here;
+    std::string elsewhere;
+    for (const auto& [name, impls] : known->second) {
+      if (!device || name == DeviceName(*device)) {
+        here.insert(impls.begin(), impls.end());
+      } else if (impls.contains(impl)) {
+        elsewhere = name;
+      }
+    }
+    if (here.contains(impl)) continue;
+    const std::string of = general ? "" : " of " + op;
+    const std::string there = device ? " on " + DeviceName(*device) : "";
+    CISTRON_THROW(
+        kBadInput,
+        "CISTRON_IMPL: {}: there is no implementation '{}'{}{}; the nearest is '{}', there are {}: "
+        "{}choose one of these, or leave the choice out (`cistron info --ops` lists all)",
+        Printable(entry), Printable(impl), of, there, nearest(impl, here), fmt::join(here, ", "),
+        elsewhere.empty() ? "" : fmt::format("'{}' needs device={}; ", impl, elsewhere));
   }
 }
 

@@ -83,6 +83,28 @@ TEST(ImplChoice, AMisspeltNameIsAnErrorThatNamesTheNearest) {
               AllOf(HasSubstr("no implementation 'reff' of gemm"), HasSubstr("nearest is 'ref'")));
   EXPECT_THAT(error("rf"), AllOf(HasSubstr("no implementation 'rf';"), HasSubstr("'ref'")));
   EXPECT_THAT(error("gemm="), HasSubstr("no implementation '' of gemm"));
+  EXPECT_THAT(error("=ref"), HasSubstr("there is no op ''"));
+}
+
+// Known elsewhere is not known here.
+TEST(ImplChoice, AnotherDevicesImplementationIsAnErrorThatNamesThoseOfThisOne) {
+  const auto error = [](const char* choice, DeviceType device) -> std::string {
+    try {
+      CheckImplChoice(choice, device);
+    } catch (const Error& e) {
+      return e.message();
+    }
+    return "";
+  };
+  EXPECT_EQ(error("ref,attention=cpu", DeviceType::kCpu), "");
+  EXPECT_EQ(error("cuda,attention=flash", DeviceType::kCuda), "");
+  EXPECT_THAT(error("attention=cuda", DeviceType::kCpu),
+              AllOf(HasSubstr("CISTRON_IMPL: attention=cuda: there is no implementation 'cuda' of "
+                              "attention on cpu"),
+                    HasSubstr("there are cpu, ref"), HasSubstr("'cuda' needs device=cuda"),
+                    HasSubstr("choose one of these")));
+  EXPECT_THAT(error("cuda", DeviceType::kCpu), HasSubstr("'cuda' on cpu"));
+  EXPECT_THAT(error("ref", DeviceType::kCuda), HasSubstr("'ref' needs device=cpu"));
 }
 
 // Lines of a table, which all have as many cells as its head.
@@ -115,17 +137,71 @@ TEST(SupportMatrix, TablesHaveOneLineForEachImplementation) {
 }
 
 TEST(SupportMatrix, ChosenImplementationsAreThoseOfTheContext) {
-  const std::string best = FormatChosen(Context(), DType::kF32, {});
+  const auto chosen = [](const Context& ctx, const Workload& workload) {
+    const auto choices = ChooseImplementations(ctx, workload);
+    CheckThatAllRun(ctx, choices);
+    EXPECT_TRUE(StrictRefusals(choices).empty());
+    return FormatChosen(choices);
+  };
+  const std::string best = chosen(Context(), {});
   EXPECT_THAT(best, ::testing::ContainsRegex("\n  attention +cpu\n"));
   EXPECT_THAT(best, ::testing::Not(::testing::HasSubstr("quantize")));
   const QuantizedLayout layout{.scaling = Scaling::kMxfp8, .format = DType::kE4M3};
   const std::string reference =
-      FormatChosen(Context().WithImpl("ref"), DType::kBF16, std::span(&layout, 1));
+      chosen(Context().WithImpl("ref"), {.dtype = DType::kBF16, .layouts = {layout}});
   EXPECT_THAT(reference, ::testing::ContainsRegex("\n  quantized_gemm +ref\n"));
   EXPECT_THAT(reference, ::testing::Not(::testing::HasSubstr(" cpu\n")));
   // Masters of a bf16 model are updated in fp32.
   EXPECT_THAT(reference, ::testing::ContainsRegex("\n  adamw +ref\n"));
-  EXPECT_THAT(reference, ::testing::Not(::testing::HasSubstr("none")));
+  EXPECT_THAT(chosen(Context(), {.unused = {"attention", "jitter"}}),
+              ::testing::Not(::testing::AnyOf(HasSubstr("attention"), HasSubstr("jitter"))));
+}
+
+std::string ErrorOfChoice(const char* impl, const Workload& workload) {
+  const Context ctx = Context().WithImpl(impl);
+  try {
+    CheckThatAllRun(ctx, ChooseImplementations(ctx, workload));
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kUnsupported);
+    return e.message();
+  }
+  return "";
+}
+
+// Each op is told with the value, the reason, the names that there are and what to change.
+TEST(SupportMatrix, AChoiceThatCannotRunNamesEveryOpItFails) {
+  EXPECT_EQ(ErrorOfChoice("cpu", {.unused = {"grouped_bias"}}), "");
+  const std::string absent = ErrorOfChoice("attention=cuda,norm=flash", {});
+  EXPECT_THAT(absent, AllOf(HasSubstr("CISTRON_IMPL asks for 'cuda' of attention"),
+                            HasSubstr("there is none of that name; on cpu there are cpu, ref"),
+                            HasSubstr("\nCISTRON_IMPL asks for"), HasSubstr("'flash' of norm"),
+                            HasSubstr("one of these as norm=NAME")));
+  EXPECT_EQ(ErrorOfChoice("norm=flash", {.unused = {"norm"}}), "");
+  // Weights in bf16 without masters are updated by the reference alone.
+  const Workload bf16{.dtype = DType::kBF16, .optimizer_dtype = DType::kBF16};
+  EXPECT_EQ(ErrorOfChoice("", bf16), "");
+  EXPECT_THAT(ErrorOfChoice("adamw=cpu", bf16),
+              AllOf(HasSubstr("'cpu' of adamw"), HasSubstr("bf16 states run in the reference")));
+}
+
+TEST(SupportMatrix, StrictNamesEveryOpWhoseBestRefuses) {
+  const auto lines = StrictRefusals(ChooseImplementations(Context(), {.dtype = DType::kF64}));
+  EXPECT_GT(lines.size(), 3u);
+  EXPECT_THAT(lines, ::testing::Contains(AllOf(HasSubstr("attention (forward, backward): 'ref'"),
+                                               HasSubstr("cpu: dtype f64"),
+                                               HasSubstr("CISTRON_IMPL=attention=ref"))));
+}
+
+TEST(SupportMatrix, IsAskedAtTheSizesGiven) {
+  const auto reason = [](const OpSizes& sizes) {
+    for (const SupportRow& row : SupportMatrix(sizes, DeviceType::kCuda)) {
+      EXPECT_EQ(row.device, "cuda");
+      if (row.impl == "flash" && row.dtype == "bf16") return row.support.reason;
+    }
+    return std::string("no such row");
+  };
+  EXPECT_THAT(reason({.head_dim = 12}), HasSubstr("head_dim 12 is not a multiple of 8"));
+  EXPECT_THAT(reason({}), ::testing::Not(HasSubstr("head_dim")));
 }
 
 }  // namespace

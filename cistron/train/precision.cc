@@ -82,6 +82,24 @@ quant::Recipe MakeRecipe(Precision precision, const RecipeOptions& o) {
   return quant::BF16{};
 }
 
+RecipeOptions Resolve(Precision precision, const RecipeOptions& options) {
+  RecipeOptions resolved = options;
+  std::visit(
+      [&resolved](const auto& r) {
+        const auto on = [](bool value) { return value ? Switch::kOn : Switch::kOff; };
+        if constexpr (requires { r.fp8_format; }) {
+          resolved.format = r.fp8_format == quant::Fp8Format::kHybrid ? RecipeFormat::kHybrid
+                                                                      : RecipeFormat::kE4M3;
+        }
+        if constexpr (requires { r.power_of_two_scales; }) {
+          resolved.power_of_two_scales = on(r.power_of_two_scales);
+        }
+        if constexpr (requires { r.weights_2d; }) resolved.weights_2d = on(r.weights_2d);
+      },
+      MakeRecipe(precision, options));
+  return resolved;
+}
+
 quant::HighPrecisionLayers HighPrecisionLayersOf(const RecipeOptions& o, std::int64_t num_layers) {
   return {o.first_layers_bf16, o.last_layers_bf16, num_layers, o.bf16_patterns};
 }

@@ -37,6 +37,8 @@ struct RecipeOptions {
 
 DType ModelDType(Precision precision);
 quant::Recipe MakeRecipe(Precision precision, const RecipeOptions& options);
+// `options` with every `auto` replaced by what the precision's recipe makes of it.
+RecipeOptions Resolve(Precision precision, const RecipeOptions& options);
 quant::HighPrecisionLayers HighPrecisionLayersOf(const RecipeOptions& options,
                                                  std::int64_t num_layers);
 // Keys of recipe.* that this precision does not have, for errors; "recipe.margin".

@@ -21,6 +21,7 @@
 #include "cistron/tensor/trace.h"
 #include "cistron/train/evaluate.h"
 #include "cistron/train/expert_bases.h"
+#include "cistron/train/explain_run.h"
 #include "cistron/train/machine_peak.h"
 #include "cistron/train/memory_plan.h"
 #include "cistron/train/metrics.h"
@@ -134,7 +135,7 @@ class Trainer {
     }
     {
       const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/false));
-      model_.model.ExplainExperts();  // with strict=true a refusal ends the run here
+      CheckImplementations(ctx_, ChooseImplementations(ctx_, config_), model_.model);
     }
     // Only now, with everything checked, something appears on disk.
     position_.fingerprint = corpus_->fingerprint();

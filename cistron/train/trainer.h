@@ -37,8 +37,8 @@ struct TrainOutcome {
 TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks);
 
 // What a run would do, without its data and without anything written: the implementation of each op
-// on the run's device in its precision, and how its experts are fused. Throws as Train does where
-// strict=true refuses.
+// on the run's device in its precision at its sizes, the options of its recipe, and how its experts
+// are fused. Throws as Train does where one of them is refused.
 std::string ExplainRun(const LoadedConfig& loaded);
 
 }  // namespace cistron::train

@@ -179,14 +179,27 @@ void CheckExpands(const Plan& plan, std::size_t num_ops) {
   }
 }
 
+std::vector<std::string> DescribeRefusals(const Plan& plan) {
+  std::vector<std::string> lines;
+  for (const Refusal& r : plan.refusals) {
+    if (!r.kinds_match) continue;
+    lines.push_back(fmt::format("{} ({}) does not fire: {}: {}; remedy: {}", r.pattern, r.direction,
+                                r.verdict.op, r.verdict.reason, r.verdict.remedy));
+  }
+  return lines;
+}
+
 std::string Describe(const Plan& plan, Window ops) {
   std::string text;
-  const auto add = [&](const char* title, const std::vector<PlanStep>& steps) {
-    text += title;
-    for (const PlanStep& step : steps) text += "  " + StepText(step, ops, plan.key) + "\n";
+  const auto add = [&](const PlanStep& step) {
+    text += "  " + StepText(step, ops, plan.key) + "\n";
   };
-  add("forward:\n", plan.forward);
-  if (plan.key.training) add("backward (last to first):\n", plan.backward);
+  text += "forward:\n";
+  std::for_each(plan.forward.begin(), plan.forward.end(), add);
+  if (plan.key.training) {
+    text += "backward, as it runs:\n";
+    std::for_each(plan.backward.rbegin(), plan.backward.rend(), add);
+  }
   if (plan.refusals.empty()) return text;
   text += "did not fire:\n";
   for (const Refusal& r : plan.refusals) {

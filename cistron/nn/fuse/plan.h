@@ -98,7 +98,12 @@ Plan WithInputGradient(const Plan& plan, Window ops, bool input_gradient);
 // ones are alike in both.
 void CheckExpands(const Plan& plan, std::size_t num_ops);
 
-// The plan in words; see Sequential::Explain.
+// The patterns whose window is there and which do not fire, a line each: pattern, op, reason and
+// remedy. What strict refuses.
+std::vector<std::string> DescribeRefusals(const Plan& plan);
+
+// The plan in words, the steps of each direction in the order in which they run; see
+// Sequential::Explain.
 std::string Describe(const Plan& plan, Window ops);
 
 }  // namespace cistron::nn::fuse
