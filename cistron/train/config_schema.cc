@@ -591,8 +591,10 @@ std::vector<ConfigKey> MakeKeys() {
 
       Integer("eval.every", At(&C::eval, &EvalOptions::every), AtLeast(0),
               "steps between held-out evaluations; 0: only at the end"),
-      Integer("eval.tokens", At(&C::eval, &EvalOptions::tokens), AtLeast(0),
-              "tokens of such an evaluation, evenly spread; 0: the whole held-out part"),
+      Integer(
+          "eval.tokens", At(&C::eval, &EvalOptions::tokens), AtLeast(0),
+          "tokens of such an evaluation, evenly spread; 0: the whole held-out part, as the last "
+          "evaluation of a run always is"),
       Integer("checkpoint.every", At(&C::checkpoint, &CheckpointOptions::every), AtLeast(0),
               "steps between checkpoints; 0: only at the end", kMechanical),
       Integer("checkpoint.keep", At(&C::checkpoint, &CheckpointOptions::keep), AtLeast(1),

@@ -307,6 +307,11 @@ TEST(RunConfig, PatternsOfBf16MustMatchAParameter) {
   EXPECT_THAT(FindConfigKey("recipe.bf16_patterns")->help, HasSubstr("In quotes"));
 }
 
+TEST(RunConfig, HelpSaysThatTheLastEvaluationIsWhole) {
+  EXPECT_THAT(FindConfigKey("eval.tokens")->help,
+              HasSubstr("0: the whole held-out part, as the last evaluation of a run always is"));
+}
+
 // A run's own config.yaml, which has every key, is a preset like any other.
 TEST(RunConfig, SavedConfigurationOfEveryPrecisionPasses) {
   for (const char* precision :

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cistron/base/error.h"
+#include "cistron/io/checkpoint.h"
 #include "cistron/io/file.h"
 #include "cistron/train/config_schema.h"
 
@@ -25,6 +26,18 @@ bool IsEmpty(const fs::path& directory) {
     if (entry.path().filename() != ".lock" && !io::IsTemporary(entry.path())) return false;
   }
   return true;
+}
+
+// How to go on from the weights of the run in `root` with other keys; empty where that does not do:
+// they decide what the weights mean, or there are no weights yet.
+std::string WarmStart(const RunPaths& run, const std::vector<ConfigDifference>& identity) {
+  for (const ConfigDifference& d : identity) {
+    if (d.key.starts_with("model.")) return "";
+  }
+  const auto checkpoints = io::ListCheckpoints(run.checkpoints());
+  if (identity.empty() || checkpoints.empty()) return "";
+  return fmt::format("another output with init.from={}, a new run from the weights of this one, ",
+                     checkpoints.back().string());
 }
 
 std::string Table(const std::vector<ConfigDifference>& differences) {
@@ -127,9 +140,9 @@ void RunDirectory::CheckResumable(const LoadedConfig& loaded) {
     CISTRON_THROW(
         kAlreadyExists,
         "output={}: the directory holds a run with another configuration:{}\n"
-        "use the saved values, give another output, {}or run.on_exists=new, which keeps the "
+        "use the saved values, give another output, {}{}or run.on_exists=new, which keeps the "
         "old run under another name",
-        paths_.root.string(), Table(refused),
+        paths_.root.string(), Table(refused), WarmStart(paths_, identity),
         identity.empty() ? "run.on_exists=resume to change them on the way, " : "");
   }
   resumes_ = true;

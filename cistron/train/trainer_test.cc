@@ -442,7 +442,12 @@ TEST(OnExists, ResumeMayTuneButNotChangeWhatTheStateMeans) {
                     tiny.Train("run", {"run.on_exists=resume", "model.hidden_size=32"});
                   },
                   ErrorCode::kAlreadyExists),
-              HasSubstr("model.hidden_size"));
+              AllOf(HasSubstr("model.hidden_size"), Not(HasSubstr("init.from"))));
+  // Weights outlive a recipe: another one starts a new run from them.
+  EXPECT_THAT(ErrorOf([&] { tiny.Train("run", {"precision=mxfp8"}); }, ErrorCode::kAlreadyExists),
+              AllOf(HasSubstr("precision: fp32 in the saved run, mxfp8 now"),
+                    HasSubstr("another output with init.from=" +
+                              (tiny.path("run") / "checkpoints" / "step-00000004").string())));
   ASSERT_TRUE(tiny.Train("run", {"run.on_exists=resume", "train.steps=12"}).finished);
   EXPECT_THAT(tiny.printed(), HasSubstr("train.steps: 10 in the saved run, 12 now"));
   EXPECT_EQ(tiny.Metrics("run").size(), 12u);
