@@ -12,6 +12,12 @@ pkg_check_modules(HWY REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(HTSLIB REQUIRED IMPORTED_TARGET htslib)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 find_package(OneDNN REQUIRED)
+# Ranks as processes (cistron/comm/mpi). Optional: without it, no_mpi.cc says what is missing.
+option(CISTRON_MPI "Build the MPI transport where Open MPI is found" ON)
+if(CISTRON_MPI)
+  set(MPI_CXX_SKIP_MPICXX ON)  # the bindings of MPI 2, which C++ has outlived
+  find_package(MPI COMPONENTS CXX)
+endif()
 if(CISTRON_BUILD_TESTS OR CISTRON_BUILD_FUZZERS)
   find_package(GTest REQUIRED)
 endif()

@@ -1,6 +1,9 @@
 # cmake --install, and find_package(cistron) for those who link the primitives into another trainer.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
+if(NOT MPI_CXX_FOUND)
+  set(MPI_CXX_FOUND FALSE)  # never an empty condition in the installed file
+endif()
 # Archives in an order, and everything that they need, come from the exported targets.
 get_property(modules GLOBAL PROPERTY CISTRON_MODULES)
 install(TARGETS ${modules} EXPORT cistron-targets

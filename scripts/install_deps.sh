@@ -2,7 +2,7 @@
 # Installs the Debian packages that Cistron needs. Asks nothing; done at once when all are there.
 #
 #   scripts/install_deps.sh               what the program needs to be built
-#   scripts/install_deps.sh --test        and what the tests need
+#   scripts/install_deps.sh --test        and what the tests need, Open MPI among it (optional for a build)
 #   scripts/install_deps.sh --developer   and clang, clang-tidy, clang-format, sanitizer runtimes
 #
 # Runs as root, or through sudo where that needs no password. Where it may not install, it prints the exact
@@ -12,7 +12,7 @@ set -euo pipefail
 build=(g++ cmake ninja-build pkg-config make
        libdnnl-dev libhwy-dev libhts-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libspdlog-dev
        libfmt-dev libxxhash-dev zlib1g-dev)
-test=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv git)
+test=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv git libopenmpi-dev openmpi-bin)
 developer=(clang clang-tidy clang-format libclang-rt-14-dev libomp-dev llvm ccache)
 
 packages=("${build[@]}")

@@ -1,9 +1,9 @@
 // The cases of every transport, with ranks that are threads, and with one rank.
 #include <gtest/gtest.h>
 
-#include "cistron/comm/testing/collective_cases.h"
 #include "cistron/comm/inproc.h"
 #include "cistron/comm/self.h"
+#include "cistron/comm/testing/collective_cases.h"
 
 namespace cistron::comm {
 namespace {
@@ -21,15 +21,14 @@ TEST_P(Collectives, Self) {
 TEST_P(Collectives, Inproc) {
   for (const bool checked : {true, false}) {
     for (int ranks = 1; ranks <= 5; ++ranks) {
-      RunRanks(
-          ranks,
-          [&](Communicator& comm) {
-            EXPECT_EQ(comm.size(), ranks);
-            EXPECT_EQ(comm.transport(), "inproc");
-            EXPECT_EQ(comm.name(), "world");
-            GetParam().run(comm);
-          },
-          {.checked = checked});
+      RunRanks(ranks,
+               [&](Communicator& comm) {
+                 EXPECT_EQ(comm.size(), ranks);
+                 EXPECT_EQ(comm.transport(), "inproc");
+                 EXPECT_EQ(comm.name(), "world");
+                 GetParam().run(comm);
+               },
+               {.checked = checked});
     }
   }
 }

@@ -19,8 +19,8 @@ void CheckTensor(OpKind kind, std::string_view which, const Tensor& t) {
 
 void CheckReduction(OpKind kind, const Tensor& t) {
   CISTRON_CHECK(CanReduce(t.dtype()),
-                "{}: {} cannot be reduced; f32, f64, bf16 and i64 can. Convert it first", Name(kind),
-                Describe(t));
+                "{}: {} cannot be reduced; f32, f64, bf16 and i64 can. Convert it first",
+                Name(kind), Describe(t));
 }
 
 void CheckSameDType(OpKind kind, const Tensor& input, const Tensor& output) {
@@ -70,11 +70,11 @@ std::int64_t RowElements(OpKind kind, std::string_view which, const Tensor& t) {
 bool Overlap(const Tensor& a, const Tensor& b) {
   const char* first = static_cast<const char*>(a.raw());
   const char* second = static_cast<const char*>(b.raw());
-  return a.bytes() > 0 && b.bytes() > 0 && first < second + b.bytes() &&
-         second < first + a.bytes();
+  return a.bytes() > 0 && b.bytes() > 0 && first < second + b.bytes() && second < first + a.bytes();
 }
 
-// The part of a gather or scatter that belongs to a rank is apart from the whole, or that very part.
+// The part of a gather or scatter that belongs to a rank is apart from the whole, or that very
+// part.
 void CheckPart(OpKind kind, const Tensor& part, const Tensor& whole,
                std::span<const std::int64_t> counts, int rank) {
   const std::int64_t own = counts[static_cast<std::size_t>(rank)];

@@ -1,29 +1,29 @@
 // Communication among ranks: one interface for every transport.
 //
-// A communicator is a group of ranks numbered 0 … size() − 1; every rank holds one object of its own
-// and calls it from one thread at a time. Transports: one rank (self.h), ranks that are threads of
-// one process (inproc.h).
-// Why it is so: docs/decisions/0017-communication.md.
+// A communicator is a group of ranks numbered 0 … size() − 1; every rank holds one object of its
+// own and calls it from one thread at a time. Transports: one rank (self.h), ranks that are threads
+// of one process (inproc.h), processes of Open MPI (mpi/mpi.h). Why it is so:
+// docs/decisions/0017-communication.md.
 //
 // Order. The operations of a communicator run in the order in which its rank called them, one after
 // another; every rank must call the same collectives in the same order. Send never waits for its
 // receiver; everything else may wait for other ranks.
 //
-// Reductions are deterministic: every element is combined in the order of the ranks, 0 … size() − 1,
-// from the left. Sums of bf16 accumulate in fp32 and are rounded once at the end; f32 in fp32, f64
-// in fp64; i64 wraps. Max and min are NaN where any rank's value is. So the bits are the same on
-// every rank, from run to run and for every transport, and do not depend on sizes or timing.
+// Reductions are deterministic: every element is combined in the order of the ranks, 0 … size() −
+// 1, from the left. Sums of bf16 accumulate in fp32 and are rounded once at the end; f32 in fp32,
+// f64 in fp64; i64 wraps. Max and min are NaN where any rank's value is. So the bits are the same
+// on every rank, from run to run and for every transport, and do not depend on sizes or timing.
 //
-// Tensors are contiguous. `…Async` starts the operation and returns: its tensors must not be changed
-// (inputs) or read (outputs) before Work::Wait; counts are copied. Nothing is padded, rows beyond
-// the sum of the counts are neither read nor written, and counts and tensors may be empty.
+// Tensors are contiguous. `…Async` starts the operation and returns: its tensors must not be
+// changed (inputs) or read (outputs) before Work::Wait; counts are copied. Nothing is padded, rows
+// beyond the sum of the counts are neither read nor written, and counts and tensors may be empty.
 //
 // Errors. Arguments that can never work throw kInvalidArgument on the rank that gave them. A rank
 // that waits longer than Options::limit throws kIo with its number, the operation, its
 // place in the sequence, the ranks that it waited for and the last operation that finished; so do
-// collectives that do not match (Options::checked), naming both sides. Such an error ends the run of
-// every rank: what that means says the transport. A communicator that has thrown kIo
-// throws it again at every call.
+// collectives that do not match (Options::checked), naming both sides. Such an error ends the run
+// of every rank: what that means says the transport. A communicator that has thrown kIo throws it
+// again at every call.
 #pragma once
 
 #include <chrono>
@@ -42,9 +42,9 @@ namespace cistron::comm {
 struct Options {
   // The watchdog: how long a rank waits for others inside an operation.
   std::chrono::milliseconds limit{600'000};
-  // Ranks compare kind, dtype, counts and place in the sequence before each collective, for one more
-  // round of small messages. Without it, ranks that do not match wait until the limit, or find out
-  // by the length of a message.
+  // Ranks compare kind, dtype, counts and place in the sequence before each collective, for one
+  // more round of small messages. Without it, ranks that do not match wait until the limit, or find
+  // out by the length of a message.
   bool checked = false;
 };
 
@@ -58,7 +58,7 @@ class Communicator {
   virtual int size() const = 0;
   // What messages call it: "world", or the name that Split was given.
   virtual const std::string& name() const = 0;
-  // "self", "inproc".
+  // "self", "inproc", "mpi".
   virtual std::string_view transport() const = 0;
 
   // t[i] = t of rank 0 [i] ∘ t of rank 1 [i] ∘ …, on every rank. Equal shapes and dtypes (f32, f64,
@@ -90,8 +90,7 @@ class Communicator {
   void AllToAll(const Tensor& input, std::span<const std::int64_t> send_counts,
                 const Tensor& output, std::span<const std::int64_t> recv_counts);
   [[nodiscard]] Work AllToAllAsync(const Tensor& input, std::span<const std::int64_t> send_counts,
-                                   const Tensor& output,
-                                   std::span<const std::int64_t> recv_counts);
+                                   const Tensor& output, std::span<const std::int64_t> recv_counts);
 
   // t of every rank = t of rank `root`. Any dtype.
   void Broadcast(const Tensor& t, int root);

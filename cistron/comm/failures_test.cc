@@ -101,12 +101,10 @@ TEST(Mismatch, OfRowCounts) {
 }
 
 TEST(Mismatch, UncheckedLengthsAreFoundByTheirMessages) {
-  const Error e = RunAndFail(
-      2, [](Communicator& comm) { comm.AllReduce(Ones(8 + comm.rank())); },
-      {.limit = std::chrono::seconds(60), .checked = false});
-  EXPECT_THAT(e.message(),
-              AnyOf(HasSubstr("rank 1 sent 36 bytes where this rank expects 32"),
-                    HasSubstr("rank 0 sent 32 bytes where this rank expects 36")));
+  const Error e = RunAndFail(2, [](Communicator& comm) { comm.AllReduce(Ones(8 + comm.rank())); },
+                             {.limit = std::chrono::seconds(60), .checked = false});
+  EXPECT_THAT(e.message(), AnyOf(HasSubstr("rank 1 sent 36 bytes where this rank expects 32"),
+                                 HasSubstr("rank 0 sent 32 bytes where this rank expects 36")));
 }
 
 TEST(Mismatch, OfAMessage) {
@@ -126,15 +124,14 @@ TEST(Mismatch, OfAMessage) {
 TEST(Watchdog, NamesRankOperationSequenceAndTheLastThatFinished) {
   for (const bool checked : {true, false}) {
     const auto begin = Clock::now();
-    const Error e = RunAndFail(
-        3,
-        [](Communicator& comm) {
-          comm.AllReduce(Ones(5));
-          comm.Broadcast(Ones(2), 1);
-          if (comm.rank() == 1) std::this_thread::sleep_for(4 * kShort);
-          comm.AllReduce(Ones(100'000));
-        },
-        {.limit = kShort, .checked = checked});
+    const Error e = RunAndFail(3,
+                               [](Communicator& comm) {
+                                 comm.AllReduce(Ones(5));
+                                 comm.Broadcast(Ones(2), 1);
+                                 if (comm.rank() == 1) std::this_thread::sleep_for(4 * kShort);
+                                 comm.AllReduce(Ones(100'000));
+                               },
+                               {.limit = kShort, .checked = checked});
     EXPECT_GE(Clock::now() - begin, kShort);
     EXPECT_EQ(e.code(), ErrorCode::kIo);
     EXPECT_THAT(e.message(),
@@ -146,37 +143,34 @@ TEST(Watchdog, NamesRankOperationSequenceAndTheLastThatFinished) {
 }
 
 TEST(Watchdog, NamesRanksOfTheWorldInASubCommunicator) {
-  const Error e = RunAndFail(
-      4,
-      [](Communicator& comm) {
-        const auto odd = comm.Split(comm.rank() % 2, 0, "ep");
-        if (comm.rank() == 3) std::this_thread::sleep_for(4 * kShort);
-        if (comm.rank() % 2 == 1) odd->Barrier();
-        comm.Barrier();
-      },
-      {.limit = kShort, .checked = true});
+  const Error e = RunAndFail(4,
+                             [](Communicator& comm) {
+                               const auto odd = comm.Split(comm.rank() % 2, 0, "ep");
+                               if (comm.rank() == 3) std::this_thread::sleep_for(4 * kShort);
+                               if (comm.rank() % 2 == 1) odd->Barrier();
+                               comm.Barrier();
+                             },
+                             {.limit = kShort, .checked = true});
   EXPECT_THAT(e.message(), HasSubstr("for rank"));
   EXPECT_THAT(e.message(), HasSubstr("3"));
 }
 
 TEST(Watchdog, FiresInABackgroundOperationAndInRecv) {
-  Error e = RunAndFail(
-      2,
-      [](Communicator& comm) {
-        if (comm.rank() == 1) std::this_thread::sleep_for(4 * kShort);
-        const Work work = comm.AllReduceAsync(Ones(100'000));
-        work.Wait();
-      },
-      {.limit = kShort, .checked = false});
+  Error e = RunAndFail(2,
+                       [](Communicator& comm) {
+                         if (comm.rank() == 1) std::this_thread::sleep_for(4 * kShort);
+                         const Work work = comm.AllReduceAsync(Ones(100'000));
+                         work.Wait();
+                       },
+                       {.limit = kShort, .checked = false});
   EXPECT_THAT(e.message(), HasSubstr("rank 0: all_reduce"));
-  e = RunAndFail(
-      2,
-      [](Communicator& comm) {
-        if (comm.rank() == 1) comm.Recv(Ones(1), 0);
-        std::this_thread::sleep_for(4 * kShort);
-        comm.Barrier();
-      },
-      {.limit = kShort, .checked = false});
+  e = RunAndFail(2,
+                 [](Communicator& comm) {
+                   if (comm.rank() == 1) comm.Recv(Ones(1), 0);
+                   std::this_thread::sleep_for(4 * kShort);
+                   comm.Barrier();
+                 },
+                 {.limit = kShort, .checked = false});
   EXPECT_THAT(e.message(), HasSubstr("rank 1: recv of 1 f32 from rank 0"));
 }
 
@@ -185,9 +179,9 @@ TEST(Ranks, AnExceptionOfOneEndsTheOthersAndIsRethrown) {
     std::atomic<int> ended{0};
     try {
       RunRanks(3, [&](Communicator& comm) {
-        comm.Barrier();
         if (comm.rank() == thrower) throw std::runtime_error("the disk is on fire");
         try {
+          comm.Barrier();
           comm.AllReduce(Ones(100'000));
         } catch (const Error& e) {
           EXPECT_EQ(e.code(), ErrorCode::kIo);
@@ -268,7 +262,9 @@ TEST(Arguments, AreCheckedBeforeAnythingIsSent) {
     EXPECT_THAT(MessageOf([&] { c.AllToAll(t, ok, Ones(5), ok); }),
                 HasSubstr("recv_counts sum to 6 rows, but output is f32 [5]"));
     EXPECT_THAT(MessageOf([&] { c.AllToAll(t, ok, t, ok); }), HasSubstr("overlap"));
-    EXPECT_THAT(MessageOf([&] { c.AllToAll(t, ok, Tensor::Zeros({6, 2}, DType::kF32), ok); }),
+    EXPECT_THAT(MessageOf([&] {
+                  c.AllToAll(t, ok, Tensor::Zeros({6, 2}, DType::kF32), ok);
+                }),
                 HasSubstr("rows of input"));
     EXPECT_THAT(MessageOf([&] { c.Broadcast(t, 2); }), HasSubstr("root is 2, but ranks are 0 … 1"));
     EXPECT_THAT(MessageOf([&] { c.Send(t, c.rank()); }), HasSubstr("is this rank"));

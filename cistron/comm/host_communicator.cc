@@ -114,13 +114,12 @@ void HostCommunicator::Execute(const Operation& op) {
 }
 
 void HostCommunicator::Fail(const Operation& op, const std::string& what) {
-  std::string place = IsCollective(op.signature.kind) ? fmt::format("operation {}", sequence_)
-                                                      : "point to point";
+  std::string place =
+      IsCollective(op.signature.kind) ? fmt::format("operation {}", sequence_) : "point to point";
   place += fmt::format(" of '{}'", name_);
-  broken_ = Error(ErrorCode::kIo,
-                  fmt::format("comm: rank {}: {} ({}): {}; finished last: {}",
-                              transport_->WorldRank(rank()), Describe(op.signature), place, what,
-                              last_finished_));
+  broken_ = Error(ErrorCode::kIo, fmt::format("comm: rank {}: {} ({}): {}; finished last: {}",
+                                              transport_->WorldRank(rank()), Describe(op.signature),
+                                              place, what, last_finished_));
   transport_->EndOthers(broken_->message());
   throw Error(*broken_);
 }
@@ -149,8 +148,8 @@ void HostCommunicator::CheckSameOperation(const Operation& op) {
                            Describe(other.signature), other.sequence));
     }
     if (mine.signature != other.signature) {
-      Fail(op, fmt::format("does not match rank {}, which calls {}", world,
-                           Describe(other.signature)));
+      Fail(op,
+           fmt::format("does not match rank {}, which calls {}", world, Describe(other.signature)));
     }
     const bool rows = op.signature.kind == OpKind::kAllToAll;
     if (mine.to != other.from || mine.from != other.to) {
@@ -164,12 +163,12 @@ void HostCommunicator::CheckSameOperation(const Operation& op) {
 
 void HostCommunicator::Carry(const Operation& op) {
   switch (op.signature.kind) {
-    case OpKind::kAllReduce: return AllReduce(op);
-    case OpKind::kReduceScatter: return ReduceScatter(op);
+    case OpKind::kAllReduce: return CarryAllReduce(op);
+    case OpKind::kReduceScatter: return CarryReduceScatter(op);
     case OpKind::kAllGather:
-    case OpKind::kAllToAll: return Move(op);
-    case OpKind::kBroadcast: return Broadcast(op);
-    case OpKind::kBarrier: return Barrier();
+    case OpKind::kAllToAll: return CarryRows(op);
+    case OpKind::kBroadcast: return CarryBroadcast(op);
+    case OpKind::kBarrier: return CarryBarrier();
     case OpKind::kSend:
       // An empty message travels too: a Recv of another size then finds out.
       return transport_->Post(Channel::kPointToPoint,
@@ -189,7 +188,7 @@ std::byte* HostCommunicator::Scratch(std::int64_t bytes) {
 
 // Rounds of a reduce-scatter and an all-gather, each over elements that fit the scratch memory. In
 // place: other ranks read the slices that are theirs, this rank writes its own, then the others'.
-void HostCommunicator::AllReduce(const Operation& op) {
+void HostCommunicator::CarryAllReduce(const Operation& op) {
   const std::int64_t n = size(), element = ElementBytes(op), total = op.signature.elements;
   if (n == 1 || total == 0) return;
   std::byte* data = Bytes(op.input);
@@ -240,7 +239,7 @@ void HostCommunicator::AllReduce(const Operation& op) {
   }
 }
 
-void HostCommunicator::ReduceScatter(const Operation& op) {
+void HostCommunicator::CarryReduceScatter(const Operation& op) {
   const std::int64_t n = size(), element = ElementBytes(op);
   const std::int64_t longest = *std::max_element(op.to.begin(), op.to.end());
   const std::int64_t block = std::max<std::int64_t>(kScratchBytes / (n * element), 1);
@@ -250,7 +249,7 @@ void HostCommunicator::ReduceScatter(const Operation& op) {
     const auto elements = [&](std::int64_t count) {
       return std::clamp<std::int64_t>(count - begin, 0, block);
     };
-    const std::int64_t own = elements(op.signature.elements == 0 ? 0 : op.from[0]) * element;
+    const std::int64_t own = elements(op.from[0]) * element;
     std::byte* scratch = Scratch(n * own);
     std::vector<ConstMessage> sends;
     std::vector<Message> receives;
@@ -273,7 +272,7 @@ void HostCommunicator::ReduceScatter(const Operation& op) {
   }
 }
 
-void HostCommunicator::Move(const Operation& op) {
+void HostCommunicator::CarryRows(const Operation& op) {
   // An all-gather sends the same part to everybody, an all-to-all one after the other.
   const bool same_part = op.signature.kind == OpKind::kAllGather;
   const std::byte* from = Bytes(op.input);
@@ -296,7 +295,7 @@ void HostCommunicator::Move(const Operation& op) {
 }
 
 // Binomial tree: in round k, counted from the root, ranks below 2^k send to those 2^k further on.
-void HostCommunicator::Broadcast(const Operation& op) {
+void HostCommunicator::CarryBroadcast(const Operation& op) {
   if (op.input.bytes() == 0) return;
   const int n = size(), root = op.signature.peer, position = (rank() - root + n) % n;
   for (int reach = 1; reach < n; reach *= 2) {
@@ -312,7 +311,7 @@ void HostCommunicator::Broadcast(const Operation& op) {
 
 // Dissemination barrier (Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization",
 // 1988): after round k every rank has heard, through others, from 2^(k+1) − 1 ranks before it.
-void HostCommunicator::Barrier() {
+void HostCommunicator::CarryBarrier() {
   const int n = size();
   std::byte out{}, in{};
   for (int reach = 1; reach < n; reach *= 2) {

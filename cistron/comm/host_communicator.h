@@ -33,11 +33,11 @@ class HostCommunicator final : public Communicator {
   void Execute(const Operation& op);
   void Carry(const Operation& op);
   void CheckSameOperation(const Operation& op);
-  void AllReduce(const Operation& op);
-  void ReduceScatter(const Operation& op);
-  void Move(const Operation& op);  // AllGather, AllToAll
-  void Broadcast(const Operation& op);
-  void Barrier();
+  void CarryAllReduce(const Operation& op);
+  void CarryReduceScatter(const Operation& op);
+  void CarryRows(const Operation& op);  // AllGather, AllToAll
+  void CarryBroadcast(const Operation& op);
+  void CarryBarrier();
   [[noreturn]] void Fail(const Operation& op, const std::string& what);
   std::byte* Scratch(std::int64_t bytes);
 

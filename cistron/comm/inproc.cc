@@ -1,5 +1,5 @@
-// A mailbox a rank. A message is a pointer into the sender's memory, from which the receiver copies;
-// short ones, and those of Post, are copied at once.
+// A mailbox a rank. A message is a pointer into the sender's memory, from which the receiver
+// copies; short ones, and those of Post, are copied at once.
 #include "cistron/comm/inproc.h"
 
 #include <fmt/format.h>
@@ -95,8 +95,7 @@ class World {
   }
   [[noreturn]] void ThrowFailure() const {
     std::lock_guard lock(mutex_);
-    throw Error(ErrorCode::kIo,
-                fmt::format("comm: ended by rank {}: {}", failed_rank_, message_));
+    throw Error(ErrorCode::kIo, fmt::format("comm: ended by rank {}: {}", failed_rank_, message_));
   }
 
   bool HasLeft(int rank) const { return left_[static_cast<std::size_t>(rank)]; }
@@ -161,8 +160,7 @@ class InprocTransport final : public Transport {
     world_->Fail(WorldRank(rank_), message);
   }
 
-  std::unique_ptr<Transport> Subgroup(std::span<const int> members,
-                                      std::int64_t context) override {
+  std::unique_ptr<Transport> Subgroup(std::span<const int> members, std::int64_t context) override {
     std::vector<int> ranks;
     int own = -1;
     for (const int member : members) {
@@ -228,8 +226,7 @@ class InprocTransport final : public Transport {
       }
       if (!left.empty()) throw TransportFailure{RankList(left) + " returned and takes no part"};
       if (Clock::now() >= deadline) {
-        const double seconds =
-            std::chrono::duration<double>(world_->options().limit).count();
+        const double seconds = std::chrono::duration<double>(world_->options().limit).count();
         throw TransportFailure{fmt::format("waited {:.1f} s for {}", seconds,
                                            RankList({awaited.begin(), awaited.end()}))};
       }

@@ -13,9 +13,9 @@ namespace cistron::comm {
 bool CanReduce(DType dtype);
 
 // out[i] = sources[0][i] ∘ sources[1][i] ∘ … for i in [0, count), from the left.
-// Sums of bf16 are taken in fp32 and rounded once, at the end; those of f32 in fp32, of f64 in fp64;
-// those of i64 wrap. Max and min are NaN where any source is. `out` may be one of the sources, and
-// overlaps no other. Throws kUnsupported for other dtypes.
+// Sums of bf16 are taken in fp32 and rounded once, at the end; those of f32 in fp32, of f64 in
+// fp64; those of i64 wrap. Max and min are NaN where any source is. `out` may be one of the
+// sources, and overlaps no other. Throws kUnsupported for other dtypes.
 void ReduceInOrder(ReduceOp reduce, DType dtype, std::span<const std::byte* const> sources,
                    std::int64_t count, std::byte* out);
 

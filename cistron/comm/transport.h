@@ -43,9 +43,9 @@ class Transport {
   virtual int WorldRank(int member) const = 0;
 
   // Sends and receives at the same time, at most one message from and to a peer; returns when all
-  // have arrived and what was sent may be changed. Messages of a channel between two ranks arrive in
-  // order. Sleeps while it waits. Throws TransportFailure after the limit of the options, and Error
-  // where another rank has ended the run.
+  // have arrived and what was sent may be changed. Messages of a channel between two ranks arrive
+  // in order. Sleeps while it waits. Throws TransportFailure after the limit of the options, and
+  // Error where another rank has ended the run.
   virtual void Exchange(Channel channel, std::span<const ConstMessage> sends,
                         std::span<const Message> receives) = 0;
   // Sends a copy, without waiting for the receiver.

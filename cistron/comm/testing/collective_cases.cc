@@ -1,5 +1,5 @@
-// Expected values are closed forms of (rank, element): small integers, exact in every dtype, or values
-// whose sum depends on the order in which it is taken.
+// Expected values are closed forms of (rank, element): small integers, exact in every dtype, or
+// values whose sum depends on the order in which it is taken.
 #include "cistron/comm/testing/collective_cases.h"
 
 #include <gtest/gtest.h>
@@ -63,8 +63,8 @@ void AllReduce(Communicator& comm) {
           }
           return result;
         });
-        EXPECT_TRUE(Agrees(
-            check::CompareBitwise(About(comm, Name(reduce), n, dtype), t, expected)));
+        EXPECT_TRUE(
+            Agrees(check::CompareBitwise(About(comm, Name(reduce), n, dtype), t, expected)));
       }
     }
   }
@@ -83,8 +83,7 @@ void SumsAreTakenInRankOrder(Communicator& comm) {
       Tensor t = Fill({n}, dtype, [&](std::int64_t) { return own; });
       comm.AllReduce(t);
       const Tensor expected = Fill({n}, dtype, [&](std::int64_t) { return sum; });
-      EXPECT_TRUE(
-          Agrees(check::CompareBitwise(About(comm, "rank order", n, dtype), t, expected)));
+      EXPECT_TRUE(Agrees(check::CompareBitwise(About(comm, "rank order", n, dtype), t, expected)));
     }
     Tensor whole = Fill({comm.size(), 7}, dtype, [&](std::int64_t) { return own; });
     Tensor part = Tensor::Empty({7}, dtype);
@@ -96,7 +95,8 @@ void SumsAreTakenInRankOrder(Communicator& comm) {
 
 // 1 + n·2^-8: every partial sum rounded to bf16 would stay at 1; summed in fp32 it is rounded once.
 void BF16IsRoundedOnce(Communicator& comm) {
-  Tensor t = Fill({5000}, DType::kBF16, [&](std::int64_t) { return comm.rank() == 0 ? 1 : 0x1p-8; });
+  Tensor t =
+      Fill({5000}, DType::kBF16, [&](std::int64_t) { return comm.rank() == 0 ? 1 : 0x1p-8; });
   comm.AllReduce(t);
   const bf16 sum(1.0f + static_cast<float>(comm.size() - 1) * 0x1p-8f);
   for (const bf16 value : t.span<bf16>()) {
@@ -179,8 +179,7 @@ void ReduceScatterAndAllGather(Communicator& comm) {
   Tensor input = Fill({2, 3}, DType::kF32, [&](std::int64_t i) { return 6 * comm.rank() + i; });
   Tensor output = Tensor::Empty({comm.size(), 2, 3}, DType::kF32);
   comm.AllGather(input, output);
-  const Tensor expected =
-      Fill({comm.size(), 2, 3}, DType::kF32, [](std::int64_t i) { return i; });
+  const Tensor expected = Fill({comm.size(), 2, 3}, DType::kF32, [](std::int64_t i) { return i; });
   EXPECT_TRUE(Agrees(check::CompareBitwise("all_gather of equal parts", output, expected)));
 }
 
@@ -189,9 +188,9 @@ std::int64_t PairRows(int pattern, int s, int d) {
   switch (pattern) {
     case 0: return (s + 2 * d) % 4;
     case 1: return 0;
-    case 2: return d == 0 ? s + 1 : 0;      // all to rank 0
-    case 3: return s == 0 ? 2 * d : 0;      // all from rank 0
-    default: return s == d ? 3 : 700 + s;   // longer than what is copied at once
+    case 2: return d == 0 ? s + 1 : 0;     // all to rank 0
+    case 3: return s == 0 ? 2 * d : 0;     // all from rank 0
+    default: return s == d ? 3 : 700 + s;  // longer than what is copied at once
   }
 }
 
@@ -251,8 +250,8 @@ void Broadcast(Communicator& comm) {
   }
 }
 
-// Before the barrier, ranks send to rank 0 in any order; a barrier lets none through before the last
-// came, so the message "after" of any rank cannot overtake.
+// Before the barrier, ranks send to rank 0 in any order; a barrier lets none through before the
+// last came, so the message "after" of any rank cannot overtake.
 void BarrierAndPointToPoint(Communicator& comm) {
   const int n = comm.size(), next = (comm.rank() + 1) % n, before = (comm.rank() + n - 1) % n;
   for (int repeat = 0; repeat < 3; ++repeat) comm.Barrier();
@@ -316,8 +315,8 @@ void SameBitsInEveryRepeat(Communicator& comm) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const std::int64_t n : {100, 30'000}) {
       const Tensor input = Fill({n}, DType::kF64, [&](std::int64_t i) {
-        return static_cast<double>(static_cast<float>(
-            bf16(values.Uniform(static_cast<std::uint64_t>(i)) - 0.5f)));
+        return static_cast<double>(
+            static_cast<float>(bf16(values.Uniform(static_cast<std::uint64_t>(i)) - 0.5f)));
       });
       Tensor first;
       for (std::uint64_t repeat = 0; repeat < 25; ++repeat) {
