@@ -9,7 +9,10 @@
 #include "apps/cistron/commands.h"
 #include "apps/cistron/machine.h"
 #include "apps/cistron/stop_signal.h"
+#include "apps/cistron/version.h"
 #include "cistron/base/error.h"
+#include "cistron/base/threads.h"
+#include "cistron/comm/inproc.h"
 #include "cistron/data/corpus.h"
 #include "cistron/train/config_schema.h"
 #include "cistron/train/corpus_baseline.h"
@@ -74,7 +77,8 @@ class TrainCommand final : public Command {
     train::TrainHooks hooks;
     hooks.resume_command = ResumeCommand();
     hooks.stop_requested = [] { return StopSignal() != nullptr; };
-    const train::TrainOutcome outcome = train::Train(loaded, hooks);
+    hooks.version = kVersion;
+    const train::TrainOutcome outcome = TrainOnRanks(loaded, hooks);
     if (!outcome.finished) return kOk;
     WriteMachine(outcome.paths.machine());
     const std::string comparison = no_report_ ? "" : Report(loaded.config, outcome);
@@ -84,6 +88,20 @@ class TrainCommand final : public Command {
   }
 
  private:
+  // Several ranks are threads of this process.
+  static train::TrainOutcome TrainOnRanks(const train::LoadedConfig& loaded,
+                                          const train::TrainHooks& hooks) {
+    const std::int64_t ranks = loaded.config.Ranks();
+    if (ranks == 1) return train::Train(loaded, hooks);
+    if (loaded.config.threads > 0) SetNumThreads(static_cast<int>(loaded.config.threads));
+    train::TrainOutcome outcome;
+    comm::RunRanks(static_cast<int>(ranks), [&](comm::Communicator& rank) {
+      train::TrainOutcome own = train::Train(loaded, hooks, &rank);
+      if (rank.rank() == 0) outcome = std::move(own);
+    });
+    return outcome;
+  }
+
   // Writes the Markov baseline and the page; returns the comparison, where there is one.
   static std::string Report(const train::RunConfig& config, const train::TrainOutcome& outcome) {
     std::string comparison;

@@ -17,12 +17,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kManifestFile = "manifest.json";
-// Rank 0's file; other ranks will write theirs beside it.
-constexpr const char* kDataFile = "rank-00000.safetensors";
+
+std::string DataFile(int rank) {
+  return fmt::format("rank-{:05}.safetensors", rank);
+}
 
 // Enters the boxes in a manifest, checked, and returns what the data file will hold.
 std::vector<SafetensorsWriter::Spec> Register(std::span<const CheckpointBox> boxes,
-                                              Manifest& manifest) {
+                                              const std::string& file, Manifest& manifest) {
   std::vector<SafetensorsWriter::Spec> specs;
   for (const CheckpointBox& box : boxes) {
     CISTRON_CHECK(box.tensor && box.tensor.IsContiguous(),
@@ -39,7 +41,7 @@ std::vector<SafetensorsWriter::Spec> Register(std::span<const CheckpointBox> box
                   Name(tensor.dtype), ToString(tensor.shape));
     StoredBox stored;
     stored.box = {box.start, box.tensor.shape()};
-    stored.file = kDataFile;
+    stored.file = file;
     // Names are unique in a file; the further boxes of a tensor are told apart by their number.
     stored.key =
         tensor.boxes.empty() ? box.name : fmt::format("{}#{}", box.name, tensor.boxes.size());
@@ -49,36 +51,85 @@ std::vector<SafetensorsWriter::Spec> Register(std::span<const CheckpointBox> box
     specs.push_back({stored.key, box.tensor.dtype(), box.tensor.shape()});
     tensor.boxes.push_back(std::move(stored));
   }
-  for (const auto& [name, tensor] : manifest.tensors) {
-    std::vector<Box> stored;
-    for (const StoredBox& box : tensor.boxes) stored.push_back(box.box);
-    const std::string problem = ExplainCover(tensor.shape, stored);
-    CISTRON_CHECK(problem.empty(), "SaveCheckpoint: {}: {}", Quoted(name), problem);
-  }
   return specs;
 }
 
+// What one rank writes: checked first, then written.
+struct Part {
+  Part(int rank, std::span<const CheckpointBox> boxes)
+      : file(DataFile(rank)), specs(Register(boxes, file, manifest)) {}
+
+  void Write(const fs::path& directory, std::span<const CheckpointBox> boxes) {
+    if (boxes.empty()) return;
+    SafetensorsWriter writer(directory / file, specs, {});
+    for (const CheckpointBox& box : boxes) writer.Append(box.tensor.ToHost());
+    writer.Finish();
+    manifest.file_bytes[file] = fs::file_size(directory / file);
+  }
+
+  Manifest manifest;
+  std::string file;
+  std::vector<SafetensorsWriter::Spec> specs;
+};
+
 }  // namespace
+
+struct CheckpointWriter::State {
+  State(const fs::path& root, std::int64_t number)
+      : step(number), path(root / fmt::format("step-{:08}", number)), directory(path) {}
+
+  fs::path Commit(Manifest manifest, const std::string& state_json) {
+    CheckCover(manifest);
+    manifest.step = step;
+    manifest.state_json = state_json;
+    WriteNewFile(directory.path() / kManifestFile, ToJson(manifest));
+    directory.Commit(/*replace=*/true);
+    return path;
+  }
+
+  std::int64_t step;
+  fs::path path;
+  AtomicDirectory directory;
+};
+
+CheckpointWriter::CheckpointWriter(const fs::path& root, std::int64_t step) {
+  CISTRON_CHECK(step >= 0, "SaveCheckpoint: step {} is negative", step);
+  RemoveStaleTemporaries(root);
+  state_ = std::make_unique<State>(root, step);
+}
+CheckpointWriter::~CheckpointWriter() = default;
+
+const fs::path& CheckpointWriter::directory() const {
+  return state_->directory.path();
+}
+
+fs::path CheckpointWriter::Commit(std::span<const std::string> parts,
+                                  const std::string& state_json) {
+  Manifest manifest;
+  for (const std::string& part : parts) {
+    Merge(ParseManifest(part, "a part of the checkpoint", Cover::kPart), manifest);
+  }
+  return state_->Commit(std::move(manifest), state_json);
+}
+
+std::string WriteCheckpointPart(const fs::path& directory, int rank,
+                                std::span<const CheckpointBox> boxes) {
+  Part part(rank, boxes);
+  part.Write(directory, boxes);
+  return ToJson(part.manifest);
+}
 
 fs::path SaveCheckpoint(const fs::path& root, std::int64_t step,
                         std::span<const CheckpointBox> boxes, const std::string& state_json) {
+  // A state that is no JSON is refused before anything is written.
+  ToJson(Manifest{.step = step, .state_json = state_json, .tensors = {}, .file_bytes = {}});
   CISTRON_CHECK(step >= 0, "SaveCheckpoint: step {} is negative", step);
-  Manifest manifest;
-  manifest.step = step;
-  manifest.state_json = state_json;
-  const std::vector<SafetensorsWriter::Spec> specs = Register(boxes, manifest);
-  ToJson(manifest);  // a state that is no JSON is refused before anything is written
-
-  const fs::path path = root / fmt::format("step-{:08}", step);
+  Part part(0, boxes);
+  CheckCover(part.manifest);
   RemoveStaleTemporaries(root);
-  AtomicDirectory directory(path);
-  SafetensorsWriter writer(directory.path() / kDataFile, specs, {});
-  for (const CheckpointBox& box : boxes) writer.Append(box.tensor.ToHost());
-  writer.Finish();
-  manifest.file_bytes[kDataFile] = fs::file_size(directory.path() / kDataFile);
-  WriteNewFile(directory.path() / kManifestFile, ToJson(manifest));
-  directory.Commit(/*replace=*/true);
-  return path;
+  CheckpointWriter::State writer(root, step);
+  part.Write(writer.directory.path(), boxes);
+  return writer.Commit(std::move(part.manifest), state_json);
 }
 
 struct CheckpointReader::State {

@@ -38,6 +38,30 @@ std::filesystem::path SaveCheckpoint(const std::filesystem::path& root, std::int
                                      std::span<const CheckpointBox> boxes,
                                      const std::string& state_json);
 
+// A checkpoint that several ranks write together: one of them holds the writer, every one writes
+// its boxes into a file of its own, then the one commits. SaveCheckpoint is this with one rank.
+class CheckpointWriter {
+ public:
+  // Makes a temporary directory, which is removed with this object unless it was committed. Throws
+  // kIo.
+  CheckpointWriter(const std::filesystem::path& root, std::int64_t step);
+  ~CheckpointWriter();
+  // Where the parts go; a path that the other ranks must see too.
+  const std::filesystem::path& directory() const;
+  // `parts`: what WriteCheckpointPart returned on each rank. Throws kInvalidArgument unless they
+  // cover every tensor exactly once. Returns root/step-NNNNNNNN.
+  std::filesystem::path Commit(std::span<const std::string> parts, const std::string& state_json);
+
+  struct State;
+
+ private:
+  std::unique_ptr<State> state_;
+};
+// Writes the boxes of a rank, on that rank, and returns what Commit must know of them (JSON).
+// Nothing is written where there are none.
+std::string WriteCheckpointPart(const std::filesystem::path& directory, int rank,
+                                std::span<const CheckpointBox> boxes);
+
 // Reads a checkpoint. Not to be used by two threads at once.
 class CheckpointReader {
  public:

@@ -36,7 +36,7 @@ std::string DocumentChecksum(const json& document) {
 
 class ManifestParser {
  public:
-  explicit ManifestParser(const std::string& origin) : origin_(origin) {}
+  ManifestParser(const std::string& origin, Cover cover) : origin_(origin), cover_(cover) {}
 
   Manifest Parse(std::string_view text) {
     json document = ParseJson(text, origin_, kDepth);
@@ -142,13 +142,14 @@ class ManifestParser {
       boxes.push_back(stored.box);
       tensor.boxes.push_back(std::move(stored));
     }
-    if (const std::string problem = ExplainCover(tensor.shape, boxes); !problem.empty()) {
-      Fail(what, problem);
-    }
+    const std::string problem =
+        cover_ == Cover::kWhole ? ExplainCover(tensor.shape, boxes) : std::string();
+    if (!problem.empty()) Fail(what, problem);
     return tensor;
   }
 
   const std::string& origin_;
+  Cover cover_;
 };
 
 }  // namespace
@@ -187,8 +188,34 @@ std::string ToJson(const Manifest& manifest) {
   return DumpJson(document, 1) + "\n";
 }
 
-Manifest ParseManifest(std::string_view text, const std::string& origin) {
-  return ManifestParser(origin).Parse(text);
+Manifest ParseManifest(std::string_view text, const std::string& origin, Cover cover) {
+  return ManifestParser(origin, cover).Parse(text);
+}
+
+void Merge(Manifest part, Manifest& into) {
+  for (auto& [name, tensor] : part.tensors) {
+    const auto [it, is_new] = into.tensors.try_emplace(name, tensor);
+    if (is_new) continue;
+    ManifestTensor& joined = it->second;
+    CISTRON_CHECK(joined.dtype == tensor.dtype && joined.shape == tensor.shape,
+                  "SaveCheckpoint: boxes of {} disagree: {} {} after {} {}", Quoted(name),
+                  Name(tensor.dtype), ToString(tensor.shape), Name(joined.dtype),
+                  ToString(joined.shape));
+    joined.boxes.insert(joined.boxes.end(), tensor.boxes.begin(), tensor.boxes.end());
+  }
+  for (const auto& [file, bytes] : part.file_bytes) {
+    CISTRON_CHECK(into.file_bytes.emplace(file, bytes).second,
+                  "SaveCheckpoint: {} was written twice", file);
+  }
+}
+
+void CheckCover(const Manifest& manifest) {
+  for (const auto& [name, tensor] : manifest.tensors) {
+    std::vector<Box> stored;
+    for (const StoredBox& box : tensor.boxes) stored.push_back(box.box);
+    const std::string problem = ExplainCover(tensor.shape, stored);
+    CISTRON_CHECK(problem.empty(), "SaveCheckpoint: {}: {}", Quoted(name), problem);
+  }
 }
 
 }  // namespace cistron::io

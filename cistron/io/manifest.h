@@ -38,7 +38,15 @@ std::uint64_t Checksum(const void* data, std::size_t bytes);
 // Text with a checksum of its own. Throws kInvalidArgument when the state is not JSON.
 std::string ToJson(const Manifest& manifest);
 // Parses and checks everything that can be checked without the files. Throws kBadInput or, for a
-// later version of the format, kUnsupported.
-Manifest ParseManifest(std::string_view text, const std::string& origin);
+// later version of the format, kUnsupported. kPart: what one of several writers holds, whose boxes
+// need not cover the tensors.
+enum class Cover { kWhole, kPart };
+Manifest ParseManifest(std::string_view text, const std::string& origin,
+                       Cover cover = Cover::kWhole);
+// The boxes and files of one writer join those of others. Throws kInvalidArgument where the two
+// disagree about a tensor or have written the same file.
+void Merge(Manifest part, Manifest& into);
+// Throws kInvalidArgument, naming the tensor, unless the boxes of each cover it exactly once.
+void CheckCover(const Manifest& manifest);
 
 }  // namespace cistron::io

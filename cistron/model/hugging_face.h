@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -61,5 +62,10 @@ struct ExportOptions {
 // canonical and complete.
 void SaveHuggingFace(const std::filesystem::path& directory, const MixtralConfig& config,
                      std::span<const io::NamedTensor> tensors, const ExportOptions& options);
+// The same with tensors that are read when they are written, a few at a time: for models that no
+// memory holds whole. `read` gives each by its canonical name, and may be asked twice.
+using TensorSource = std::function<Tensor(const std::string& name)>;
+void SaveHuggingFaceFrom(const TensorSource& read, const std::filesystem::path& directory,
+                         const MixtralConfig& config, const ExportOptions& options);
 
 }  // namespace cistron::model

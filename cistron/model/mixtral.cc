@@ -252,18 +252,18 @@ struct Mixtral::State {
                                                             const LossScale& scale,
                                                             LossSums& sums) const {
     std::vector<ops::RouterOutputs> stats;
+    std::vector<Tensor> shared;
     for (std::size_t i = 0; i < layers.size(); ++i) {
       const ops::RouterOutputs& r = pass.routing[i].router;
       ops::AddCounts(ctx, r.counts, sums.expert_counts.Select(static_cast<std::int64_t>(i)));
       ops::AddCounts(ctx, r.nonfinite_tokens,
                      sums.nonfinite_tokens.Select(static_cast<std::int64_t>(i)));
-      if (config.aux_scope == AuxScope::kBatch) {
-        reducer->Sum(r.counts);
-        reducer->Sum(r.score_sums);
-        if (r.z_sums) reducer->Sum(r.z_sums);
+      for (const Tensor& t : {r.counts, r.score_sums, r.z_sums}) {
+        if (t) shared.push_back(t);
       }
       stats.push_back(r);
     }
+    if (config.aux_scope == AuxScope::kBatch) reducer->Sum(shared);
     const std::int64_t top_k = config.num_experts_per_tok;
     const double coefficient = config.output_router_logits ? config.router_aux_loss_coef : 0.0;
     const nn::LoadBalancingLoss loss =
@@ -331,13 +331,20 @@ void Mixtral::SetRecompute(Recompute recompute) {
   state_->recompute = recompute;
 }
 
+void Mixtral::SumOverRanks(const LossSums& sums) {
+  std::vector<Tensor> own = {sums.weighted_nll, sums.expert_counts, sums.nonfinite_tokens};
+  // Losses of the whole batch are the same on every rank already.
+  if (state_->config.aux_scope == AuxScope::kSequence) {
+    own.insert(own.end(), {sums.aux_loss, sums.layer_aux_loss, sums.z_loss});
+  }
+  state_->reducer->Sum(own);
+}
+
 void Mixtral::UpdateExpertBias(const LossSums& sums, const Tensor& gate) {
   const State& s = *state_;
   if (!s.config.moe_router_enable_expert_bias) return;
-  const Tensor counts = sums.expert_counts.Clone();
-  s.reducer->Sum(counts);
   for (std::size_t i = 0; i < s.layers.size(); ++i) {
-    ops::UpdateExpertBias(s.ctx, counts.Select(static_cast<std::int64_t>(i)),
+    ops::UpdateExpertBias(s.ctx, sums.expert_counts.Select(static_cast<std::int64_t>(i)),
                           s.config.moe_router_bias_update_rate, s.layers[i].moe.expert_bias(),
                           gate);
   }

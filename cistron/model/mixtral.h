@@ -62,9 +62,13 @@ class Mixtral {
   void TrainMicroBatch(const data::Batch& batch, const LossScale& scale, LossSums& sums,
                        const StepNoise& noise = {});
 
+  // After the last micro-batch of a step: `sums` become those of all ranks, with the same bits on
+  // each. Nothing on one rank.
+  void SumOverRanks(const LossSums& sums);
+
   // Loss-free balancing, after an optimiser step: moves each layer's bias by the assignments of the
-  // global batch, sums.expert_counts. Nothing without moe_router_enable_expert_bias, nor where
-  // `gate` (f64 [], optional) is NaN.
+  // global batch, sums.expert_counts of all ranks. Nothing without moe_router_enable_expert_bias,
+  // nor where `gate` (f64 [], optional) is NaN.
   void UpdateExpertBias(const LossSums& sums, const Tensor& gate = {});
 
   // How the fuser runs the experts of the layers in training under the recipes in force: each plan

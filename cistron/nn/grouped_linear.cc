@@ -56,11 +56,14 @@ GroupedLinear::GroupedLinear(const GroupedLinearOptions& given)
                                                .shape = {out, in},
                                                .row_parts = parts}));
     }
+    local_groups_ = options.num_groups;
   } else {
-    products_.emplace_back(*store_, store_->Register({.name = options.name,
-                                                      .shape = {options.num_groups, out, in},
-                                                      .is_expert = options.is_expert,
-                                                      .row_parts = parts}));
+    const ParameterId weight = store_->Register({.name = options.name,
+                                                 .shape = {options.num_groups, out, in},
+                                                 .is_expert = options.is_expert,
+                                                 .row_parts = parts});
+    local_groups_ = store_->LocalShape(weight)[0];
+    products_.emplace_back(*store_, weight);
   }
   if (options.bias) {
     bias_ = store_->Register({.name = options.bias_name,
@@ -105,10 +108,10 @@ void GroupedLinear::SetOutputInterleave(std::int64_t block) {
 void GroupedLinear::CheckInput(const Tensor& x, const ExtraInputs& extra) const {
   CISTRON_CHECK(x && x.rank() == 2 && x.dim(1) == options_.in_features,
                 "{}: x is {}, expected [M, {}]", name(), Describe(x), options_.in_features);
-  CISTRON_CHECK(extra.split_sizes && extra.split_sizes.shape() == Shape({options_.num_groups}) &&
+  CISTRON_CHECK(extra.split_sizes && extra.split_sizes.shape() == Shape({local_groups_}) &&
                     extra.split_sizes.dtype() == DType::kI64,
                 "{}: split_sizes is {}, expected i64 [{}]", name(), Describe(extra.split_sizes),
-                options_.num_groups);
+                local_groups_);
   CISTRON_CHECK(!options_.scaled_bias || extra.bias_scale,
                 "{}: the bias is scaled, but bias_scale was not given", name());
   CISTRON_CHECK(

@@ -18,7 +18,7 @@
 namespace cistron::nn {
 
 struct GroupedLinearOptions {
-  std::int64_t num_groups = 0;    // E
+  std::int64_t num_groups = 0;    // E, of all ranks
   std::int64_t in_features = 0;   // K
   std::int64_t out_features = 0;  // N
   bool bias = false;              // [E, N]
@@ -58,6 +58,8 @@ class GroupedLinear final : public BasicOp {
   const GroupedLinearOptions& options() const { return options_; }
   // Of the one weight tensor; not for per_expert_weights.
   const WeightProducts& products() const { return products_.front(); }
+  // Groups whose weights are here, and whose rows a pass takes: E, unless the store divides them.
+  std::int64_t local_groups() const { return local_groups_; }
   std::int64_t out_parts() const { return products_.front().spec().row_parts; }
   // Before the first pass. Draws the weights of an unnamed layer by its new name, unless they were
   // assigned since.
@@ -119,6 +121,7 @@ class GroupedLinear final : public BasicOp {
   std::uint64_t drawn_version_ = 0;  // of the own store, as the constructor left it
   ParameterStore* store_;
   ParameterId bias_ = -1;
+  std::int64_t local_groups_ = 0;
   std::vector<WeightProducts> products_;  // one, or one an expert
   std::unique_ptr<std::vector<Delayed>> delayed_;
 };

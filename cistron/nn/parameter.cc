@@ -29,6 +29,12 @@ void DrawNormal(std::uint64_t seed, std::string_view name, double std, std::int6
 
 namespace {
 
+// The flat index in the global tensor of the first element that is here.
+std::int64_t FlatStart(const LocalParameterStore::Parameter& p) {
+  const std::int64_t rows = p.value.dim(0);
+  return rows == 0 ? 0 : p.start[0] * (p.value.numel() / rows);
+}
+
 void FillOnes(const Tensor& t) {
   const auto n = static_cast<std::size_t>(t.numel());
   Convert(Tensor::FromSpan<float>(t.shape(), std::vector<float>(n, 1.0f)), t);
@@ -44,8 +50,13 @@ void CheckVersionOfForward(const ParameterStore& store, std::uint64_t version_of
                 op);
 }
 
-LocalParameterStore::LocalParameterStore(const ops::Context& ctx, DType dtype, bool masters)
-    : ctx_(ctx), dtype_(dtype), masters_(masters), gradient_dtype_(ComputeType(dtype)) {
+LocalParameterStore::LocalParameterStore(const ops::Context& ctx, DType dtype, bool masters,
+                                         const ParameterPartition& partition)
+    : ctx_(ctx),
+      dtype_(dtype),
+      masters_(masters),
+      partition_(partition),
+      gradient_dtype_(ComputeType(dtype)) {
   CISTRON_CHECK(dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16,
                 "parameters: a model's dtype is f64, f32 or bf16, not {}", Name(dtype));
 }
@@ -54,9 +65,19 @@ ParameterId LocalParameterStore::Register(const ParameterSpec& spec) {
   CISTRON_CHECK(Find(spec.name) == nullptr, "parameters: '{}' is registered twice", spec.name);
   Parameter p;
   p.spec = spec;
-  p.value = ctx_.Zeros(spec.shape, dtype_);
+  Shape shape = p.start = spec.shape;
+  for (int d = 0; d < shape.rank(); ++d) p.start[d] = 0;
+  p.counted = spec.is_expert ? partition_.counts_experts : partition_.counts_dense;
+  if (spec.is_expert) {
+    CISTRON_CHECK(shape[0] % partition_.expert_ranks == 0,
+                  "parameters: the {} experts of '{}' cannot be dealt evenly to {} ranks", shape[0],
+                  spec.name, partition_.expert_ranks);
+    shape[0] /= partition_.expert_ranks;
+    p.start[0] = partition_.expert_rank * shape[0];
+  }
+  p.value = ctx_.Zeros(shape, dtype_);
   const DType master = masters_ ? ComputeType(dtype_) : dtype_;
-  p.master = master == dtype_ ? p.value : ctx_.Zeros(spec.shape, master);
+  p.master = master == dtype_ ? p.value : ctx_.Zeros(shape, master);
   parameters_.push_back(std::move(p));
   return static_cast<ParameterId>(parameters_.size()) - 1;
 }
@@ -106,7 +127,7 @@ ops::Output LocalParameterStore::GradientOutput(ParameterId id) {
   const bool matrix =
       p.spec.shape.rank() >= 2 && p.spec.decays && !p.spec.is_embedding && !p.spec.wide_gradient;
   if (!p.grad) {
-    p.grad = ctx_.Empty(p.spec.shape, matrix ? gradient_dtype_ : ComputeType(dtype_));
+    p.grad = ctx_.Empty(p.value.shape(), matrix ? gradient_dtype_ : ComputeType(dtype_));
   }
   p.square_sums = {};
   const auto mode = p.has_grad ? ops::WriteMode::kAccumulate : ops::WriteMode::kWrite;
@@ -118,7 +139,9 @@ void LocalParameterStore::Initialize(std::uint64_t seed, double std) {
   for (const Buffer& b : buffers_) FillZero(b.value);
   for (Parameter& p : parameters_) {
     switch (p.spec.init) {
-      case ParameterSpec::Init::kNormal: DrawNormal(seed, p.spec.name, std, 0, p.master); break;
+      case ParameterSpec::Init::kNormal:
+        DrawNormal(seed, p.spec.name, std, FlatStart(p), p.master);
+        break;
       case ParameterSpec::Init::kZeros: FillZero(p.master); break;
       case ParameterSpec::Init::kOnes: FillOnes(p.master); break;
     }
@@ -138,7 +161,7 @@ void LocalParameterStore::Assign(std::string_view name, const Tensor& values) {
   if (p == nullptr) CISTRON_THROW(kNotFound, "parameters: the model has no '{}'", name);
   CISTRON_CHECK(values.shape() == p->spec.shape, "parameters: '{}' has shape {}, given {}", name,
                 ToString(p->spec.shape), Describe(values));
-  Convert(values, p->master);
+  Convert(values.Slice(0, p->start[0], p->value.dim(0)), p->master);
   if (p->value.raw() != p->master.raw()) Convert(p->master, p->value);
   MarkChanged();
 }

@@ -42,6 +42,14 @@ struct BufferSpec {
 // Handle of a parameter in its store.
 using ParameterId = int;
 
+// Which part of the parameters one of several ranks holds; parallel/ derives it from the mesh.
+struct ParameterPartition {
+  // Experts [rank·E/ranks, (rank + 1)·E/ranks) of every parameter with is_expert; all else whole.
+  std::int64_t expert_ranks = 1, expert_rank = 0;
+  // Of the ranks that hold the same values one counts them: in the gradient norm, in a checkpoint.
+  bool counts_dense = true, counts_experts = true;
+};
+
 // Holds weights and gradients for the modules. A module acquires what it needs around its forward
 // and backward pass and hands in gradients; whether the store keeps whole tensors here or gathers
 // them from other ranks is its own business (parallel/ implements the latter).
@@ -66,6 +74,8 @@ class ParameterStore {
   virtual std::uint64_t version() const = 0;
 
   virtual const ParameterSpec& spec(ParameterId id) const = 0;
+  // Shape of what Acquire returns: spec().shape, but of this rank's experts alone.
+  virtual Shape LocalShape(ParameterId id) const = 0;
   // Replaces ParameterSpec::row_parts, before the first pass.
   virtual void SetRowParts(ParameterId id, std::int64_t parts) = 0;
 
@@ -100,12 +110,14 @@ class AcquiredWeight {
   Tensor tensor_;
 };
 
-// All parameters whole on this device.
+// All parameters that this rank holds, on its device: whole, or its experts (ParameterPartition).
 class LocalParameterStore final : public ParameterStore {
  public:
   struct Parameter {
     ParameterSpec spec;
-    Tensor value;  // model dtype: what the modules compute with
+    Shape start;          // where the tensors below begin in the global one
+    bool counted = true;  // here, not by another rank that holds the same values
+    Tensor value;         // model dtype: what the modules compute with
     // What the optimiser updates: compute type; the same tensor as `value` where dtypes agree or
     // the store has no masters.
     Tensor master;
@@ -130,7 +142,8 @@ class LocalParameterStore final : public ParameterStore {
 
   // `dtype` is the model's: f64, f32 or bf16. Without `masters` a bf16 model's optimiser updates
   // the bf16 values themselves.
-  LocalParameterStore(const ops::Context& ctx, DType dtype, bool masters = true);
+  LocalParameterStore(const ops::Context& ctx, DType dtype, bool masters = true,
+                      const ParameterPartition& partition = {});
 
   ParameterId Register(const ParameterSpec& spec) override;
   Tensor RegisterBuffer(const BufferSpec& spec) override;
@@ -140,6 +153,9 @@ class LocalParameterStore final : public ParameterStore {
   std::uint64_t version() const override { return version_; }
   const ParameterSpec& spec(ParameterId id) const override {
     return parameters_.at(static_cast<std::size_t>(id)).spec;
+  }
+  Shape LocalShape(ParameterId id) const override {
+    return parameters_.at(static_cast<std::size_t>(id)).value.shape();
   }
   void SetRowParts(ParameterId id, std::int64_t parts) override;
   ops::Output GradientOutput(ParameterId id) override;
@@ -158,8 +174,9 @@ class LocalParameterStore final : public ParameterStore {
   // flat global index; ones; zeros.
   void Initialize(std::uint64_t seed, double std);
 
-  // Sets a parameter or a buffer from exact values of any float dtype: the master receives them,
-  // the value is rounded from the master. Throws when the name or the shape is not there.
+  // Sets a parameter or a buffer from exact values of any float dtype, those of all ranks: the
+  // master receives its part, the value is rounded from the master. Throws when the name or the
+  // shape is not there.
   void Assign(std::string_view name, const Tensor& values);
 
   // Before anything was computed with the parameter; its values stay. Throws when there is no
@@ -170,6 +187,7 @@ class LocalParameterStore final : public ParameterStore {
   void ZeroGradients();
 
   DType dtype() const { return dtype_; }
+  const ParameterPartition& partition() const { return partition_; }
   std::vector<Parameter>& parameters() { return parameters_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Buffer>& buffers() const { return buffers_; }
@@ -181,6 +199,7 @@ class LocalParameterStore final : public ParameterStore {
   ops::Context ctx_;
   DType dtype_;
   bool masters_;
+  ParameterPartition partition_;
   DType gradient_dtype_;
   std::uint64_t version_ = 1;
   std::vector<Parameter> parameters_;

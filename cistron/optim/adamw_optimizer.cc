@@ -7,11 +7,11 @@
 namespace cistron::optim {
 
 AdamWOptimizer::AdamWOptimizer(const ops::Context& ctx, nn::LocalParameterStore& store,
-                               const AdamWOptions& options)
-    : ctx_(ctx), store_(store), options_(options) {
+                               const AdamWOptions& options, nn::StatisticsReducer* ranks)
+    : ctx_(ctx), store_(store), options_(options), ranks_(ranks) {
   for (const auto& p : store.parameters()) {
-    moments_.push_back(
-        {ctx.Zeros(p.spec.shape, p.master.dtype()), ctx.Zeros(p.spec.shape, p.master.dtype())});
+    moments_.push_back({ctx.Zeros(p.master.shape(), p.master.dtype()),
+                        ctx.Zeros(p.master.shape(), p.master.dtype())});
   }
   scalars_.lr = ctx.Zeros({}, DType::kF64);
   scalars_.step = ctx.Zeros({}, DType::kF64);
@@ -24,7 +24,7 @@ void AdamWOptimizer::QueueGradNorm() {
   std::vector<Tensor> gradients;
   bool partial = false;
   for (const auto& p : store_.parameters()) {
-    if (!p.has_grad) continue;
+    if (!p.has_grad || !p.counted) continue;
     if (p.square_sums) {
       ops::WeightedSum(
           ctx_, p.square_sums, {},
@@ -37,6 +37,7 @@ void AdamWOptimizer::QueueGradNorm() {
   ops::SumOfSquaresOfAll(
       ctx_, gradients,
       {sum_of_squares_, partial ? ops::WriteMode::kAccumulate : ops::WriteMode::kWrite});
+  if (ranks_ != nullptr) ranks_->Sum(std::span(&sum_of_squares_, 1));
   const double max_norm = options_.max_grad_norm > 0 ? options_.max_grad_norm : INFINITY;
   ops::ClipFactor(ctx_, sum_of_squares_, max_norm, norm_, scalars_.clip);
 }
@@ -86,10 +87,13 @@ std::vector<AdamWOptimizer::StateTensor> AdamWOptimizer::State() const {
   const auto& parameters = store_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& p = parameters[i];
-    state.push_back({"weight/" + p.spec.name, p.value});
-    if (p.value.raw() != p.master.raw()) state.push_back({"master/" + p.spec.name, p.master});
-    state.push_back({"moment1/" + p.spec.name, moments_[i].m});
-    state.push_back({"moment2/" + p.spec.name, moments_[i].v});
+    const auto add = [&](const char* role, const Tensor& tensor) {
+      state.push_back({role + p.spec.name, tensor, p.spec.shape, p.start, p.counted});
+    };
+    add("weight/", p.value);
+    if (p.value.raw() != p.master.raw()) add("master/", p.master);
+    add("moment1/", moments_[i].m);
+    add("moment2/", moments_[i].v);
   }
   return state;
 }

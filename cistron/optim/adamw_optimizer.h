@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cistron/nn/parameter.h"
+#include "cistron/nn/statistics_reducer.h"
 #include "cistron/ops/optimizer/adamw.h"
 
 namespace cistron::optim {
@@ -20,9 +21,10 @@ struct AdamWOptions {
 class AdamWOptimizer {
  public:
   // The store must outlive the optimiser and have all its parameters registered. Moments start at
-  // zero.
+  // zero. `ranks`, which must outlive it too, sums the gradient norm over the ranks that hold parts
+  // of the parameters; null: all of them are here.
   AdamWOptimizer(const ops::Context& ctx, nn::LocalParameterStore& store,
-                 const AdamWOptions& options);
+                 const AdamWOptions& options, nn::StatisticsReducer* ranks = nullptr);
 
   // L2 norm of all gradients, before clipping, in fp64; sets the factor that Update applies. Call
   // it once every gradient of the step is there; a norm that is NaN or Inf must not be followed by
@@ -53,6 +55,8 @@ class AdamWOptimizer {
   struct StateTensor {
     std::string name;
     Tensor tensor;
+    Shape global_shape, start;  // of which global tensor `tensor` is a box, and where it begins
+    bool counted = true;        // false: another rank holds the same values and saves them
   };
   std::vector<StateTensor> State() const;
 
@@ -66,6 +70,7 @@ class AdamWOptimizer {
   ops::Context ctx_;
   nn::LocalParameterStore& store_;
   AdamWOptions options_;
+  nn::StatisticsReducer* ranks_;
   std::vector<Moments> moments_;
   std::int64_t step_ = 0;
   ops::AdamWScalars scalars_;

@@ -66,12 +66,40 @@ void CheckSupported(const LoadedConfig& loaded) {
     CISTRON_THROW(kBadInput, "{}={}: precision={} has no such option; remove the key",
                   loaded.Where(name), key.get(c), Name(c.precision));
   }
-  for (const auto& [key, value] :
-       {std::pair{"parallel.dp", c.parallel.dp}, std::pair{"parallel.ep", c.parallel.ep}}) {
-    if (value != 1) {
-      CISTRON_THROW(kUnsupported, "{}: {} ranks; this version runs on one rank, {}=1",
-                    loaded.Where(key), value, key);
-    }
+}
+
+// What ranks deal among themselves.
+void CheckRanks(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  const std::int64_t ranks = c.Ranks();
+  if (ranks == 1) return;
+  if (c.device == DeviceChoice::kCuda) {
+    CISTRON_THROW(kUnsupported, "{}: {} ranks on GPUs; this version runs many ranks on CPUs alone",
+                  loaded.Where(c.parallel.ep > 1 ? "parallel.ep" : "parallel.dp"), ranks);
+  }
+  if (c.precision == Precision::kFp8Delayed) {
+    CISTRON_THROW(kUnsupported,
+                  "{}={}: the amax of delayed scaling is not yet shared by {} ranks; train in "
+                  "another precision, or on one rank",
+                  loaded.Where("precision"), Name(c.precision), ranks);
+  }
+  if (c.model.num_local_experts % c.parallel.ep != 0) {
+    CISTRON_THROW(kBadInput, "{}: {} experts cannot be dealt evenly to {} ranks; choose a divisor",
+                  loaded.Where("parallel.ep"), c.model.num_local_experts, c.parallel.ep);
+  }
+  const std::int64_t rows = c.RowsPerStep(), micro = c.RowsPerMicroBatch();
+  if (rows % ranks != 0) {
+    CISTRON_THROW(kBadInput,
+                  "{}: {} rows of {} tokens cannot be dealt evenly to {} ranks; the nearest is {}",
+                  loaded.Where("batch.global_tokens"), rows, c.data.seq_len, ranks,
+                  std::max<std::int64_t>(1, (rows + ranks / 2) / ranks) * ranks * c.data.seq_len);
+  }
+  if (micro > rows / ranks) {
+    CISTRON_THROW(kBadInput,
+                  "{}: a micro-batch of {} tokens is larger than the {} tokens of a step that "
+                  "each of {} ranks has",
+                  loaded.Where("batch.micro_tokens"), c.batch.micro_tokens,
+                  rows / ranks * c.data.seq_len, ranks);
   }
 }
 
@@ -349,6 +377,7 @@ void CheckStep(const LoadedConfig& loaded) {
   CheckModel(loaded);
   CheckHighPrecisionLayers(loaded);
   CheckBatch(loaded);
+  CheckRanks(loaded);
   CheckSchedule(loaded);
   CheckStates(loaded);
 }

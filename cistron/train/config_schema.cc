@@ -558,7 +558,7 @@ std::vector<ConfigKey> MakeKeys() {
       Integer("batch.global_tokens", At(&C::batch, &BatchOptions::global_tokens), AtLeast(1),
               "tokens of a step", kIdentity),
       Integer("batch.micro_tokens", At(&C::batch, &BatchOptions::micro_tokens), AtLeast(0),
-              "tokens computed at once; 0: the whole batch"),
+              "tokens that a rank computes at once; 0: all of its part of the batch"),
       Integer("train.steps", At(&C::train, &TrainOptions::steps), AtLeast(1), "updates in all"),
       Choice("train.cuda_graph", At(&C::train, &TrainOptions::cuda_graph), kGraphs,
              "on a GPU: auto captures a step whose shapes stay the same and replays it, the bits "
@@ -600,9 +600,9 @@ std::vector<ConfigKey> MakeKeys() {
       Integer("checkpoint.keep", At(&C::checkpoint, &CheckpointOptions::keep), AtLeast(1),
               "checkpoints kept", kMechanical),
       Integer("parallel.dp", At(&C::parallel, &ParallelOptions::dp), AtLeast(1),
-              "data-parallel groups; this version runs on one rank: 1"),
+              "data-parallel groups of ranks; dp times ep is the number of ranks", kMechanical),
       Integer("parallel.ep", At(&C::parallel, &ParallelOptions::ep), AtLeast(1),
-              "ranks that share the experts; this version runs on one rank: 1"),
+              "ranks that share the experts, each with an equal part of them", kMechanical),
       ProfileSteps("profile", At(&C::profile),
                    "steps:10-12 tells where the time of these steps goes, op by op, in the output "
                    "and in the report; none"),

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "cistron/comm/communicator.h"
 #include "cistron/data/stream.h"
 #include "cistron/model/mixtral.h"
 
@@ -31,10 +32,13 @@ using RoutingObserver = std::function<void(const data::Batch&, const Tensor& exp
 // Evaluates the whole stream, or about `max_tokens` (> 0) tokens of it, evenly spread and always
 // the same (all of it where the sample has nothing to score). `batch_tokens` are computed at once.
 // `stop_requested` is asked before every batch; true ends the evaluation, incomplete. Throws
-// kNumericalFailure when the loss is not finite.
+// kNumericalFailure when the loss is not finite. With `ranks`, which all call it, the batches are
+// dealt to the ranks in turn, and all return the same result; `stop_requested` must answer all
+// ranks alike. The observer sees this rank's batches.
 EvaluationResult Evaluate(model::Mixtral& model, const data::EvaluationStream& stream,
                           std::int64_t seq_len, std::int64_t max_tokens, std::int64_t batch_tokens,
                           const RoutingObserver& observer = {},
-                          const std::function<bool()>& stop_requested = {});
+                          const std::function<bool()>& stop_requested = {},
+                          comm::Communicator* ranks = nullptr);
 
 }  // namespace cistron::train

@@ -33,6 +33,22 @@ void ExpertBaseCounts::Add(const data::Batch& batch, const Tensor& experts) {
   }
 }
 
+void ExpertBaseCounts::SumOver(nn::StatisticsReducer& ranks) {
+  std::vector<std::int64_t> flat;
+  for (const auto& layer : counts_) {
+    for (const auto& expert : layer) flat.insert(flat.end(), expert.begin(), expert.end());
+  }
+  const Tensor sums =
+      Tensor::FromSpan<std::int64_t>({static_cast<std::int64_t>(flat.size())}, flat);
+  ranks.Sum(std::span(&sums, 1));
+  const std::int64_t* next = sums.data<std::int64_t>();
+  for (auto& layer : counts_) {
+    for (auto& expert : layer) {
+      for (std::int64_t& count : expert) count = *next++;
+    }
+  }
+}
+
 std::int64_t ExpertBaseCounts::count(std::int64_t layer, std::int64_t expert,
                                      std::size_t base) const {
   return counts_.at(static_cast<std::size_t>(layer)).at(static_cast<std::size_t>(expert)).at(base);

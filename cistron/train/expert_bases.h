@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cistron/data/batch.h"
+#include "cistron/nn/statistics_reducer.h"
 #include "cistron/tensor/tensor.h"
 
 namespace cistron::train {
@@ -20,6 +21,8 @@ class ExpertBaseCounts {
   // `experts`: i32 [L, T, K], as Mixtral::Evaluate gives them. Tokens of other letters are not
   // counted.
   void Add(const data::Batch& batch, const Tensor& experts);
+  // The counts of all ranks, on each.
+  void SumOver(nn::StatisticsReducer& ranks);
   std::int64_t count(std::int64_t layer, std::int64_t expert, std::size_t base) const;
 
   // expert_bases.json of a run directory.

@@ -453,7 +453,7 @@ MemoryProblem MemoryProblemOf(const RunConfig& c) {
           .recompute = c.recompute,
           .device = c.ComputeDevice().type,
           .tokens = micro,
-          .one_micro_batch = c.RowsPerMicroBatch() >= c.RowsPerStep(),
+          .one_micro_batch = c.OneMicroBatch(),
           .length = c.data.seq_len,
           .eval_tokens = evaluates ? c.EvaluationTokens() : 0,
           .threads = c.threads > 0 ? c.threads : NumThreads()};

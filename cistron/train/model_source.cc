@@ -128,6 +128,16 @@ std::unique_ptr<model::LocalMixtral> LoadModel(const ops::Context& ctx, const fs
   return m;
 }
 
+void ExportCheckpoint(const fs::path& checkpoint, const fs::path& directory,
+                      const model::ExportOptions& options) {
+  const io::CheckpointReader reader(checkpoint);
+  const auto read = [&](const std::string& name) {
+    const std::string master = "master/" + name;
+    return reader.Read(reader.Find(master) ? master : "weight/" + name);
+  };
+  model::SaveHuggingFaceFrom(read, directory, CheckpointModelConfig(reader, checkpoint), options);
+}
+
 std::vector<io::NamedTensor> ExportWeights(const nn::LocalParameterStore& store) {
   std::vector<io::NamedTensor> tensors;
   for (const auto& parameter : store.parameters()) {

@@ -38,6 +38,10 @@ void LoadWeights(const ModelSource& source, nn::LocalParameterStore& store);
 std::unique_ptr<model::LocalMixtral> LoadModel(const ops::Context& ctx,
                                                const std::filesystem::path& path, DType dtype);
 
+// A checkpoint's model as a Hugging Face directory, read a few tensors at a time.
+void ExportCheckpoint(const std::filesystem::path& checkpoint,
+                      const std::filesystem::path& directory, const model::ExportOptions& options);
+
 // The store's weights (masters) as canonical tensors; they share memory with the store.
 std::vector<io::NamedTensor> ExportWeights(const nn::LocalParameterStore& store);
 

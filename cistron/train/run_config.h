@@ -38,7 +38,7 @@ struct InitOptions {
 };
 struct BatchOptions {
   std::int64_t global_tokens = 2048;
-  std::int64_t micro_tokens = 0;  // 0: the whole batch at once
+  std::int64_t micro_tokens = 0;  // of one rank; 0: its part of the batch at once
 };
 struct TrainOptions {
   std::int64_t steps = 1000;
@@ -111,9 +111,13 @@ struct RunConfig {
 
   bool HasMasters() const { return optim.states == OptimStates::kF32; }
   std::int64_t RowsPerStep() const { return batch.global_tokens / data.seq_len; }
+  std::int64_t Ranks() const { return parallel.dp * parallel.ep; }
+  // Of one rank.
   std::int64_t RowsPerMicroBatch() const {
-    return (batch.micro_tokens > 0 ? batch.micro_tokens : batch.global_tokens) / data.seq_len;
+    const std::int64_t rows = RowsPerStep() / Ranks();
+    return batch.micro_tokens > 0 ? batch.micro_tokens / data.seq_len : rows;
   }
+  bool OneMicroBatch() const { return RowsPerMicroBatch() * Ranks() >= RowsPerStep(); }
   // Of one batch of an evaluation.
   std::int64_t EvaluationTokens() const {
     return std::max(RowsPerMicroBatch() * data.seq_len, std::int64_t{2048});

@@ -7,16 +7,20 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <sstream>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
+#include "cistron/comm/self.h"
 #include "cistron/data/read_ahead.h"
 #include "cistron/io/checkpoint.h"
 #include "cistron/io/file.h"
 #include "cistron/model/hugging_face.h"
+#include "cistron/parallel/agreement.h"
+#include "cistron/parallel/mesh.h"
 #include "cistron/tensor/cuda_backend.h"
 #include "cistron/tensor/trace.h"
 #include "cistron/train/evaluate.h"
@@ -72,11 +76,16 @@ std::int64_t PeakMemory(const ops::Context& ctx) {
   return std::int64_t{usage.ru_maxrss} * 1024;
 }
 
-std::vector<data::Batch> Split(const data::GlobalBatch& batch, std::int64_t rows_per_micro) {
+// The micro-batches of a rank. In each micro-step the ranks have consecutive rows, so that all of
+// them together see what one rank with larger micro-batches sees.
+std::vector<data::Batch> Split(const data::GlobalBatch& batch, std::int64_t rows_per_micro,
+                               const parallel::Mesh& mesh) {
   std::vector<data::Batch> micro;
   const auto rows = static_cast<std::int64_t>(batch.rows.size());
-  for (std::int64_t begin = 0; begin < rows; begin += rows_per_micro) {
-    micro.push_back(batch.MicroBatch(begin, std::min(rows_per_micro, rows - begin)));
+  const std::int64_t ranks = mesh.size(), together = rows_per_micro * ranks;
+  for (std::int64_t begin = 0; begin < rows; begin += together) {
+    const std::int64_t mine = std::min(together, rows - begin) / ranks;
+    micro.push_back(batch.MicroBatch(begin + mesh.rank() * mine, mine));
   }
   return micro;
 }
@@ -107,25 +116,40 @@ bool HasCheckpoint(const RunConfig& config) {
   return CheckpointToResume(RunPaths{config.output}.checkpoints()).has_value();
 }
 
+// "'seed: 1' and 'seed: 2'": the first lines that are not equal.
+std::string FirstDifference(const std::string& a, const std::string& b) {
+  std::istringstream lines_a(a), lines_b(b);
+  std::string line_a, line_b;
+  do {
+    line_a.clear();
+    line_b.clear();
+    std::getline(lines_a, line_a);
+    std::getline(lines_b, line_b);
+  } while (line_a == line_b && (lines_a || lines_b));
+  return fmt::format("'{}' and '{}'", line_a, line_b);
+}
+
 class Trainer {
  public:
-  Trainer(const LoadedConfig& loaded, const TrainHooks& hooks)
+  // On every rank of the mesh, with the same configuration.
+  Trainer(const LoadedConfig& loaded, const TrainHooks& hooks, const parallel::Mesh& mesh)
       : config_(loaded.config),
         hooks_(hooks),
+        mesh_(mesh),
         profile_(config_.ComputeDevice()),
         ctx_(ops::Context(config_.ComputeDevice())
                  .WithStrict(config_.strict)
                  .WithRecorder(&profile_)),
         corpus_(data::Corpus::Open(DataOf(config_))),
-        model_(ctx_, ModelOf(config_), ModelDType(config_.precision), config_.HasMasters()),
-        optimizer_(ctx_, model_.store, OptimizerOptions(config_.optim)),
+        model_(ctx_, ModelOf(config_), ModelDType(config_.precision), config_.HasMasters(), &mesh),
+        optimizer_(ctx_, model_.store, OptimizerOptions(config_.optim), model_.statistics.get()),
         stream_(std::make_unique<data::TrainingStream>(corpus_, config_.seed,
                                                        config_.batch.global_tokens)) {
     if (config_.data.split.kind != data::SplitRule::Kind::kNone) {
       heldout_ = std::make_unique<data::EvaluationStream>(corpus_);
     }
     model_.model.SetRecompute(config_.recompute);
-    if (!config_.HasMasters() && config_.RowsPerMicroBatch() >= config_.RowsPerStep()) {
+    if (!config_.HasMasters() && config_.OneMicroBatch()) {
       model_.store.SetGradientDType(DType::kBF16);
     }
     if (config_.init.from.empty()) {
@@ -137,28 +161,50 @@ class Trainer {
       const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/false));
       CheckImplementations(ctx_, ChooseImplementations(ctx_, config_), model_.model);
     }
-    // Only now, with everything checked, something appears on disk.
     position_.fingerprint = corpus_->fingerprint();
-    directory_.emplace(loaded);
-    if (directory_->resumes()) Resume();
-    directory_->WriteConfig(config_);
+  }
+
+  // Only now, with everything checked on every rank, something appears on disk.
+  void Open(const LoadedConfig& loaded) {
+    const std::string resumed = parallel::FromFirst(mesh_.world(), [&]() -> std::string {
+      directory_.emplace(loaded);
+      if (!directory_->resumes()) return {};
+      const auto newest = CheckpointToResume(RunPaths{config_.output}.checkpoints());
+      if (!newest) Print("no complete checkpoint yet: the run starts from its beginning");
+      return newest ? newest->string() : std::string();
+    });
+    if (!resumed.empty()) {
+      parallel::FromAll(mesh_.world(), [&] {
+        Resume(resumed);
+        return std::string();
+      });
+    }
+    parallel::FromFirst(mesh_.world(), [&] {
+      directory_->WriteConfig(config_);
+      return std::string();
+    });
   }
 
   TrainOutcome Run() {
-    if (!directory_->notice().empty()) Print(directory_->notice());
+    if (directory_ && !directory_->notice().empty()) Print(directory_->notice());
     Describe();
-    const RunPaths& paths = directory_->paths();
+    const RunPaths paths{config_.output};
     const std::int64_t total = config_.train.steps;
     TrainOutcome outcome{paths, optimizer_.step(), false, {}, std::nullopt};
-    if (const auto summary = ReadSummary(paths.results())) {
-      if (summary->steps == total && outcome.steps == total) {
-        Print("this run is complete; nothing was done");
-        outcome.finished = true;
+    const std::string complete = parallel::FromFirst(mesh_.world(), [&]() -> std::string {
+      const auto summary = ReadSummary(paths.results());
+      if (summary && summary->steps == total && outcome.steps == total) {
         outcome.heldout = summary->heldout;
         outcome.idle_experts = IdleAtTheEnd(paths);
-        return outcome;
+        return "complete";
       }
-      fs::remove(paths.results());
+      if (summary) fs::remove(paths.results());
+      return {};
+    });
+    if (!complete.empty()) {
+      Print("this run is complete; nothing was done");
+      outcome.finished = true;
+      return outcome;
     }
     if (!RunSteps(outcome)) return outcome;
     Finish(outcome);
@@ -167,6 +213,7 @@ class Trainer {
 
  private:
   void Print(const std::string& text) {
+    if (!mesh_.is_first()) return;
     std::fprintf(hooks_.out, "%s\n", text.c_str());
     std::fflush(hooks_.out);
   }
@@ -176,19 +223,14 @@ class Trainer {
             record_amax};
   }
 
-  void Resume() {
-    const auto newest = CheckpointToResume(directory_->paths().checkpoints());
-    if (!newest) {
-      Print("no complete checkpoint yet: the run starts from its beginning");
-      return;
-    }
-    position_ = RestoreTrainingState(*newest, model_, optimizer_, scaling_);
-    CheckData(*newest);
+  void Resume(const fs::path& checkpoint) {
+    position_ = RestoreTrainingState(checkpoint, model_, optimizer_, scaling_);
+    CheckData(checkpoint);
     stream_->Restore(position_.stream);
-    Print(fmt::format("resuming from {}", newest->string()));
+    Print(fmt::format("resuming from {}", checkpoint.string()));
     if (optimizer_.step() > config_.train.steps) {
       CISTRON_THROW(kBadInput, "train.steps={}: the run in {} has made {} steps already",
-                    config_.train.steps, directory_->paths().root.string(), optimizer_.step());
+                    config_.train.steps, config_.output.string(), optimizer_.step());
     }
   }
 
@@ -248,14 +290,22 @@ class Trainer {
   }
 
   std::string DeviceText() const {
-    if (ctx_.device().type == DeviceType::kCpu) return fmt::format("{} threads", NumThreads());
+    if (ctx_.device().type == DeviceType::kCpu) {
+      const std::string ranks =
+          mesh_.size() == 1
+              ? ""
+              : fmt::format("{} ranks ({}, parallel.dp={} parallel.ep={}) of ", mesh_.size(),
+                            mesh_.world().transport(), mesh_.dp(), mesh_.ep());
+      return fmt::format("{}{} thread{}", ranks, NumThreads(), NumThreads() == 1 ? "" : "s");
+    }
     return cuda::Devices().at(static_cast<std::size_t>(ctx_.device().index)).name;
   }
 
   // Steps to the end; false when a stop was asked for before it.
   bool RunSteps(TrainOutcome& outcome) {
     const std::int64_t start = outcome.steps, total = config_.train.steps;
-    MetricsWriter metrics(outcome.paths.metrics(), start);
+    std::optional<MetricsWriter> metrics;  // of the first rank
+    if (mesh_.is_first()) metrics.emplace(outcome.paths.metrics(), start);
     flops_per_token_ = model::TrainingFlopsPerToken(config_.model, config_.data.seq_len);
     std::string speed = fmt::format("speed: {} flop a token", FormatCount(flops_per_token_));
     // A CPU's rate changes with what runs beside, so a part of one measurement would mean nothing.
@@ -266,7 +316,7 @@ class Trainer {
                       peak_flops_ / 1e12);
     }
     Print(speed);
-    Progress progress(hooks_.out, start, total, config_.log.every, std::string(unit_));
+    Progress progress(Out(), start, total, config_.log.every, std::string(unit_));
     StepRunner runner(ctx_, model_, optimizer_, {config_.train.cuda_graph, config_.seed});
     data::ReadAhead<Fetched> batches([this, &runner] { return Read(runner); }, total - start);
     stopping_ = start > 0 && EvaluateOwed(metrics, start);
@@ -297,7 +347,7 @@ class Trainer {
       return work();
     } catch (const Error& e) {
       if (e.code() != ErrorCode::kInternal) throw;
-      const auto saved = io::NewestGoodCheckpoint(directory_->paths().checkpoints());
+      const auto saved = io::NewestGoodCheckpoint(RunPaths{config_.output}.checkpoints());
       throw Error(
           e.code(),
           fmt::format(
@@ -314,25 +364,30 @@ class Trainer {
     }
   }
 
-  bool StopRequested() const { return hooks_.stop_requested && hooks_.stop_requested(); }
+  // On any rank: the same answer on all of them, which must ask together.
+  bool StopRequested() const {
+    return parallel::AnyOf(mesh_.world(), hooks_.stop_requested && hooks_.stop_requested());
+  }
 
   // The evaluation that was due at the checkpoint the run resumes from, and was cut short; true
   // when a stop was asked for.
-  bool EvaluateOwed(MetricsWriter& metrics, std::int64_t step) {
+  bool EvaluateOwed(std::optional<MetricsWriter>& metrics, std::int64_t step) {
     StepMetrics m;
     m.step = step;
-    if (metrics.last() && metrics.last()->step == step) m = *metrics.last();
+    if (metrics && metrics->last() && metrics->last()->step == step) m = *metrics->last();
+    // The other ranks know no more than that it is there.
+    if (parallel::AnyOf(mesh_.world(), m.heldout.has_value()) && !m.heldout) m.heldout.emplace();
     EvaluateIfDue(m, metrics);
     return StopRequested();
   }
 
   // Adds the held-out loss to a step's metrics, unless a stop is asked for on the way.
-  void EvaluateIfDue(StepMetrics& m, MetricsWriter& metrics) {
+  void EvaluateIfDue(StepMetrics& m, std::optional<MetricsWriter>& metrics) {
     const bool last = m.step == config_.train.steps;
     const bool due = config_.eval.every > 0 && m.step % config_.eval.every == 0 && !m.heldout;
     if (!heldout_ || !(last || due)) return;
     m.heldout = last ? EvaluateFinal() : EvaluateHeldout(config_.eval.tokens, {});
-    if (m.heldout) metrics.AddHeldout(m);
+    if (m.heldout && metrics) metrics->AddHeldout(m);
   }
 
   // A step as it is read ahead.
@@ -342,7 +397,7 @@ class Trainer {
   };
   Fetched Read(const StepRunner& runner) {
     const data::GlobalBatch batch = stream_->Next();
-    return {runner.Prepare(Split(batch, config_.RowsPerMicroBatch()), batch.totals),
+    return {runner.Prepare(Split(batch, config_.RowsPerMicroBatch(), mesh_), batch.totals),
             stream_->state()};
   }
   // A step that is queued.
@@ -390,7 +445,8 @@ class Trainer {
 
   // Waits for the oldest step that is queued, and does what follows it; returns its number. Where a
   // stop was asked for no more is queued, and the last one that was is saved.
-  std::int64_t FinishStep(StepRunner& runner, MetricsWriter& metrics, Progress& progress) {
+  std::int64_t FinishStep(StepRunner& runner, std::optional<MetricsWriter>& metrics,
+                          Progress& progress) {
     const StepResult result = runner.Finish();
     const auto now = Clock::now();
     const double seconds = std::chrono::duration<double>(now - mark_).count();
@@ -420,7 +476,7 @@ class Trainer {
     }
     m.memory_peak_bytes = PeakMemory(ctx_);
     SetExpertLoad(result.expert_counts, m);
-    metrics.Write(m);
+    if (metrics) metrics->Write(m);
     // Saved before the evaluation, which may take longer than a stopping machine waits.
     const bool drained = runner.in_flight() == 0;
     stopping_ = stopping_ || StopRequested();
@@ -445,7 +501,7 @@ class Trainer {
         "first's\n{}",
         m.step - profiled_steps_ + 1, m.step,
         profile_.Table(*roofline_, profiled_steps_, profiled_ms_));
-    io::WriteFileAtomically(directory_->paths().profile(), text);
+    io::WriteFileAtomically(RunPaths{config_.output}.profile(), text);
     progress.Line(text);
   }
 
@@ -464,16 +520,19 @@ class Trainer {
     final_heldout_ = EvaluateHeldout(0, [&counts](const data::Batch& batch, const Tensor& experts) {
       counts.Add(batch, experts);
     });
-    if (final_heldout_) counts.Write(directory_->paths().expert_bases());
+    if (final_heldout_) {
+      counts.SumOver(*model_.statistics);
+      if (mesh_.is_first()) counts.Write(RunPaths{config_.output}.expert_bases());
+    }
     return final_heldout_;
   }
 
   std::optional<HeldoutMetrics> EvaluateHeldout(std::int64_t tokens,
                                                 const RoutingObserver& observer) {
     const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/false));
-    const EvaluationResult e =
-        Evaluate(model_.model, *heldout_, config_.data.seq_len, tokens, config_.EvaluationTokens(),
-                 observer, hooks_.stop_requested);
+    const EvaluationResult e = Evaluate(
+        model_.model, *heldout_, config_.data.seq_len, tokens, config_.EvaluationTokens(), observer,
+        [this] { return StopRequested(); }, &mesh_.world());
     if (!e.complete) return std::nullopt;
     return HeldoutMetrics{e.Loss(), e.BitsPerBase(), e.bases};
   }
@@ -485,22 +544,41 @@ class Trainer {
   }
 
   void Save() {
-    CheckFiniteWeights(model_.store, optimizer_.step());
-    const fs::path root = directory_->paths().checkpoints();
+    CheckWeights();
+    const fs::path root = RunPaths{config_.output}.checkpoints();
     SaveTrainingState(root, model_, optimizer_, scaling_, position_, config_);
-    io::PruneCheckpoints(root, static_cast<int>(config_.checkpoint.keep));
+    parallel::FromFirst(mesh_.world(), [&] {
+      io::PruneCheckpoints(root, static_cast<int>(config_.checkpoint.keep));
+      return std::string();
+    });
   }
+
+  void CheckWeights() {
+    parallel::FromAll(mesh_.world(), [&] {
+      CheckFiniteWeights(model_.store, optimizer_.step());
+      return std::string();
+    });
+  }
+
+  std::FILE* Out() const { return mesh_.is_first() ? hooks_.out : quiet_.get(); }
 
   // After the last checkpoint; a run that is killed in here does it again when it is resumed.
   void Finish(TrainOutcome& outcome) {
+    CheckWeights();
+    outcome.finished = true;
+    outcome.heldout = final_heldout_;
+    parallel::FromFirst(mesh_.world(), [&] {
+      WriteResults(outcome);
+      return std::string();
+    });
+  }
+
+  void WriteResults(TrainOutcome& outcome) {
     const RunPaths& paths = outcome.paths;
-    CheckFiniteWeights(model_.store, outcome.steps);
     RunSummary summary;
     summary.heldout = final_heldout_;
     if (const auto lacking = model::OptionsThatMixtralLacks(config_.model); lacking.empty()) {
-      model::SaveHuggingFace(paths.final_model(), model_.model.config(),
-                             ExportWeights(model_.store),
-                             {.dtype = ModelDType(config_.precision), .overwrite = true});
+      WriteFinalModel(paths);
     } else {
       Print(
           fmt::format("no Hugging Face directory is written, since Mixtral has no {}; the last "
@@ -516,12 +594,25 @@ class Trainer {
     }
     outcome.idle_experts = IdleAtTheEnd(paths);
     WriteSummary(paths.results(), summary);
-    outcome.finished = true;
-    outcome.heldout = summary.heldout;
+  }
+
+  // Of several ranks none has all experts: they are in the last checkpoint, from where they are
+  // written a tensor at a time.
+  void WriteFinalModel(const RunPaths& paths) {
+    const model::ExportOptions options{.dtype = ModelDType(config_.precision), .overwrite = true};
+    if (mesh_.ep() == 1) {
+      return model::SaveHuggingFace(paths.final_model(), model_.model.config(),
+                                    ExportWeights(model_.store), options);
+    }
+    ExportCheckpoint(*io::NewestGoodCheckpoint(paths.checkpoints()), paths.final_model(), options);
   }
 
   RunConfig config_;
   TrainHooks hooks_;
+  const parallel::Mesh& mesh_;
+  // Where the other ranks print.
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> quiet_{std::fopen("/dev/null", "w"),
+                                                         &std::fclose};
   Profile profile_;
   ops::Context ctx_;  // before the data is read: the machine may refuse
   std::shared_ptr<const data::Corpus> corpus_;
@@ -532,7 +623,7 @@ class Trainer {
   std::string_view unit_ = data::UnitName(config_.data.alphabet);
   std::unique_ptr<data::TrainingStream> stream_;
   std::unique_ptr<data::EvaluationStream> heldout_;
-  std::optional<RunDirectory> directory_;
+  std::optional<RunDirectory> directory_;  // of the first rank
   DataPosition position_;
   std::optional<HeldoutMetrics> final_heldout_;
   double flops_per_token_ = 0, peak_flops_ = 0;
@@ -545,15 +636,46 @@ class Trainer {
   std::string graph_note_;
 };
 
+// Ranks that were started with other configurations would train nothing that means anything.
+void CheckAlike(const LoadedConfig& loaded, const std::string& version, comm::Communicator& ranks) {
+  if (ranks.size() == 1) return;
+  const std::string mine = fmt::format("{}\n{}", version, ToYaml(loaded.config));
+  const std::vector<std::string> all = parallel::FromAll(ranks, [&] { return mine; });
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    throw parallel::SharedError(
+        ErrorCode::kBadInput,
+        fmt::format("rank {} was started with another configuration or version than rank 0; they "
+                    "differ first in {}",
+                    r, FirstDifference(all[0], all[r])));
+  }
+}
+
 }  // namespace
 
-TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks) {
-  CheckRunConfig(loaded);
-  if (loaded.config.threads > 0) SetNumThreads(static_cast<int>(loaded.config.threads));
-  CheckMemory(MemoryProblemOf(loaded.config));
+TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks, comm::Communicator* ranks) {
+  if (ranks == nullptr) {
+    const auto alone = comm::MakeSelf();
+    return Train(loaded, hooks, alone.get());
+  }
+  const RunConfig& config = loaded.config;
+  std::optional<parallel::Mesh> mesh;
+  std::optional<Trainer> trainer;
   try {
-    Trainer trainer(loaded, hooks);
-    return trainer.Run();
+    parallel::FromAll(*ranks, [&] {
+      CheckRunConfig(loaded);
+      return std::string();
+    });
+    mesh.emplace(*ranks, config.parallel.dp, config.parallel.ep, config.model.num_local_experts);
+    CheckAlike(loaded, hooks.version, *ranks);
+    parallel::FromAll(*ranks, [&] {
+      if (config.threads > 0 && ranks->size() == 1) SetNumThreads(static_cast<int>(config.threads));
+      CheckMemory(MemoryProblemOf(config));
+      trainer.emplace(loaded, hooks, *mesh);
+      return std::string();
+    });
+    trainer->Open(loaded);
+    return trainer->Run();
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kOutOfMemory) throw;
     throw WithMemoryAdvice(e, MemoryProblemOf(loaded.config));

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "cistron/comm/communicator.h"
 #include "cistron/train/metrics.h"
 #include "cistron/train/run_config.h"
 #include "cistron/train/run_directory.h"
@@ -22,6 +23,7 @@ struct TrainHooks {
   std::function<void(std::int64_t step)> after_step;
   std::FILE* out = stdout;          // progress and notices
   std::string resume_command = {};  // as people would type it, for the notice of a stopped run
+  std::string version = {};         // of the program: must be the same on every rank
 };
 
 struct TrainOutcome {
@@ -34,7 +36,14 @@ struct TrainOutcome {
 
 // Trains or resumes. Configuration and data are checked before anything is written. Throws
 // kNumericalFailure when loss, gradients or weights are not finite; the last good checkpoint stays.
-TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks);
+//
+// With `ranks` every one of them calls it, with the same configuration, whose parallel.dp times
+// parallel.ep is their number. The first rank alone prints and writes metrics and results; all
+// write checkpoints. An error that all ranks share is thrown as parallel::SharedError; one that a
+// single rank meets is thrown there, and whoever runs the ranks must end the others. null: one
+// rank.
+TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks,
+                   comm::Communicator* ranks = nullptr);
 
 // What a run would do, without its data and without anything written: the implementation of each op
 // on the run's device in its precision at its sizes, the options of its recipe, and how its experts

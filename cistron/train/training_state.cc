@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cistron/base/error.h"
+#include "cistron/parallel/agreement.h"
 
 namespace cistron::train {
 namespace {
@@ -39,6 +40,17 @@ io::CheckpointBox WholeTensor(std::string name, const Tensor& tensor) {
   return {std::move(name), tensor, tensor.shape(), start};
 }
 
+// Every rank writes its boxes; the checkpoint appears when all have, or nowhere.
+fs::path SaveTogether(const fs::path& root, comm::Communicator& ranks, std::int64_t step,
+                      std::span<const io::CheckpointBox> boxes, const std::string& state) {
+  std::optional<io::CheckpointWriter> writer;  // of the first rank
+  const fs::path directory =
+      parallel::FromFirst(ranks, [&] { return writer.emplace(root, step).directory().string(); });
+  const std::vector<std::string> parts = parallel::FromAll(
+      ranks, [&] { return io::WriteCheckpointPart(directory, ranks.rank(), boxes); });
+  return parallel::FromFirst(ranks, [&] { return writer->Commit(parts, state).string(); });
+}
+
 }  // namespace
 
 fs::path SaveTrainingState(const fs::path& root, const model::LocalMixtral& m,
@@ -46,12 +58,16 @@ fs::path SaveTrainingState(const fs::path& root, const model::LocalMixtral& m,
                            const quant::ScalingStates& scaling, const DataPosition& data,
                            const RunConfig& config) {
   std::vector<io::CheckpointBox> boxes;
-  for (const auto& [name, tensor] : optimizer.State()) boxes.push_back(WholeTensor(name, tensor));
-  for (const auto& buffer : m.store.buffers()) {
-    boxes.push_back(WholeTensor(BufferKey(buffer.name), buffer.value));
+  for (const auto& s : optimizer.State()) {
+    if (s.counted) boxes.push_back({s.name, s.tensor, s.global_shape, s.start});
   }
-  for (const auto& [name, tensor] : scaling.Tensors()) {
-    boxes.push_back(WholeTensor(std::string(kScalingPrefix) + name, tensor));
+  if (m.store.partition().counts_dense) {
+    for (const auto& buffer : m.store.buffers()) {
+      boxes.push_back(WholeTensor(BufferKey(buffer.name), buffer.value));
+    }
+    for (const auto& [name, tensor] : scaling.Tensors()) {
+      boxes.push_back(WholeTensor(std::string(kScalingPrefix) + name, tensor));
+    }
   }
   const char* dtype = HuggingFaceDType(m.store.dtype());
   json state;
@@ -65,7 +81,8 @@ fs::path SaveTrainingState(const fs::path& root, const model::LocalMixtral& m,
   state["dtype"] = dtype;
   state["model"] = json::parse(model::ToJson(m.model.config(), dtype));
   state["config"] = ToYaml(config);
-  return io::SaveCheckpoint(root, optimizer.step(), boxes, state.dump());
+  if (m.mesh == nullptr) return io::SaveCheckpoint(root, optimizer.step(), boxes, state.dump());
+  return SaveTogether(root, m.mesh->world(), optimizer.step(), boxes, state.dump());
 }
 
 DataPosition RestoreTrainingState(const fs::path& path, model::LocalMixtral& m,
@@ -80,26 +97,25 @@ DataPosition RestoreTrainingState(const fs::path& path, model::LocalMixtral& m,
   }
   std::set<std::string> unread;
   for (const std::string& name : reader.names()) unread.insert(name);
-  std::vector<std::pair<std::string, Tensor>> wanted;
-  for (const auto& [name, tensor] : optimizer.State()) wanted.emplace_back(name, tensor);
+  std::vector<optim::AdamWOptimizer::StateTensor> wanted = optimizer.State();
   for (const auto& buffer : m.store.buffers()) {
-    wanted.emplace_back(BufferKey(buffer.name), buffer.value);
+    const io::CheckpointBox whole = WholeTensor(BufferKey(buffer.name), buffer.value);
+    wanted.push_back({whole.name, whole.tensor, whole.global_shape, whole.start});
   }
-  for (const auto& [name, tensor] : wanted) {
+  for (const auto& [name, tensor, global_shape, start, counted] : wanted) {
     const auto info = reader.Find(name);
     if (!info) {
       CISTRON_THROW(kBadInput, "{}: the checkpoint is of another model: it lacks {}", path.string(),
                     name);
     }
-    if (!(info->global_shape == tensor.shape()) || info->dtype != tensor.dtype()) {
+    if (!(info->global_shape == global_shape) || info->dtype != tensor.dtype()) {
       CISTRON_THROW(kBadInput,
                     "{}: the checkpoint is of another model: {} is {} {}, but this run's "
-                    "is {}",
+                    "is {} {}",
                     path.string(), name, Name(info->dtype), ToString(info->global_shape),
-                    Describe(tensor));
+                    Name(tensor.dtype()), ToString(global_shape));
     }
-    const Tensor stored = reader.Read(name);
-    CopyTo(stored, tensor);
+    CopyTo(reader.Read(name, start, tensor.shape()), tensor);
     unread.erase(name);
   }
   m.store.MarkChanged();

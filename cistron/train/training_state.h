@@ -29,15 +29,18 @@ struct DataPosition {
   std::uint64_t fingerprint = 0;  // of the corpus
 };
 
-// Saves as root/step-NNNNNNNN and returns its path; throws kIo, leaving nothing half-written.
+// Saves as root/step-NNNNNNNN and returns its path; throws kIo, leaving nothing half-written. With
+// several ranks all call it and each writes what it holds, into one checkpoint, which any layout of
+// ranks restores.
 std::filesystem::path SaveTrainingState(const std::filesystem::path& root,
                                         const model::LocalMixtral& m,
                                         const optim::AdamWOptimizer& optimizer,
                                         const quant::ScalingStates& scaling,
                                         const DataPosition& data, const RunConfig& config);
 
-// Restores weights, masters, moments, scaling states and the step; returns the data position.
-// Throws kBadInput when the checkpoint is of another model or lacks a tensor.
+// Restores weights, masters, moments, scaling states and the step, this rank's part of each;
+// returns the data position. Does not communicate. Throws kBadInput when the checkpoint is of
+// another model or lacks a tensor.
 DataPosition RestoreTrainingState(const std::filesystem::path& checkpoint, model::LocalMixtral& m,
                                   optim::AdamWOptimizer& optimizer, quant::ScalingStates& scaling);
 

@@ -55,6 +55,11 @@ std::string FirstToken(model::LocalMixtral& m, std::span<const data::Batch> micr
   return {};
 }
 
+// Other ranks may be looking elsewhere: where there are any, nothing may wait for them.
+bool AloneOnMesh(const model::LocalMixtral& m) {
+  return m.mesh == nullptr || m.mesh->size() == 1;
+}
+
 // Where values stop being finite, looked for in the order of cause: a weight, the forward pass, the
 // backward pass.
 std::string FirstNonFinite(model::LocalMixtral& m, std::span<const data::Batch> micro_batches,
@@ -68,7 +73,7 @@ std::string FirstNonFinite(model::LocalMixtral& m, std::span<const data::Batch> 
   for (std::size_t layer = 0; layer < tokens.size(); ++layer) {
     if (tokens[layer] > 0) {
       return fmt::format("the router logits of layer {} ({} tokens{})", layer, tokens[layer],
-                         FirstToken(m, micro_batches, layer));
+                         AloneOnMesh(m) ? FirstToken(m, micro_batches, layer) : std::string());
     }
   }
   if (!std::isfinite(sums.weighted_nll.item()))
@@ -141,6 +146,7 @@ void QueueStep(const ops::Context& ctx, model::LocalMixtral& m, optim::AdamWOpti
   for (const data::Batch& batch : micro_batches) {
     m.model.TrainMicroBatch(batch, scale, sums, {seed, scalars.step_index});
   }
+  m.SumOverRanks(sums);
   const TraceRange range("optimizer");
   optimizer.QueueGradNorm();
   CopyTo(optimizer.norm(), step.values.Select(step.values.numel() - 1));

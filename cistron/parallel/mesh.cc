@@ -1,0 +1,58 @@
+#include "cistron/parallel/mesh.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include "cistron/base/error.h"
+#include "cistron/comm/self.h"
+
+namespace cistron::parallel {
+namespace {
+
+// "dp=4 ep=1, dp=2 ep=2": the layouts of so many ranks that divide the experts.
+std::string Layouts(std::int64_t ranks, std::int64_t num_experts) {
+  std::vector<std::string> layouts;
+  for (std::int64_t ep = 1; ep <= ranks; ++ep) {
+    if (ranks % ep != 0 || num_experts % ep != 0) continue;
+    layouts.push_back(fmt::format("parallel.dp={} parallel.ep={}", ranks / ep, ep));
+  }
+  return fmt::format("{}", fmt::join(layouts, ", or "));
+}
+
+}  // namespace
+
+Mesh::Mesh() : self_(comm::MakeSelf()), world_(self_.get()) {
+  expert_group_ = comm::MakeSelf();
+  replica_group_ = comm::MakeSelf();
+}
+
+Mesh::Mesh(comm::Communicator& world, std::int64_t dp, std::int64_t ep, std::int64_t num_experts)
+    : world_(&world), dp_(dp), ep_(ep) {
+  if (dp < 1 || ep < 1 || dp > world.size() || dp * ep != world.size()) {
+    CISTRON_THROW(kBadInput,
+                  "parallel.dp={} times parallel.ep={} must be the number of ranks, which is {}; "
+                  "with that number and {} experts: {}",
+                  dp, ep, world.size(), num_experts, Layouts(world.size(), num_experts));
+  }
+  if (num_experts % ep != 0) {
+    CISTRON_THROW(kBadInput,
+                  "parallel.ep={}: {} experts cannot be dealt evenly to {} ranks; with {} ranks: "
+                  "{}",
+                  ep, num_experts, ep, world.size(), Layouts(world.size(), num_experts));
+  }
+  expert_group_ = world.Split(static_cast<int>(dp_index()), static_cast<int>(ep_index()));
+  replica_group_ = world.Split(static_cast<int>(ep_index()), static_cast<int>(dp_index()));
+}
+
+Mesh::~Mesh() = default;
+
+nn::ParameterPartition Mesh::partition() const {
+  return {.expert_ranks = ep_,
+          .expert_rank = ep_index(),
+          .counts_dense = is_first(),
+          .counts_experts = dp_index() == 0};
+}
+
+}  // namespace cistron::parallel

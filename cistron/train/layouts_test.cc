@@ -1,0 +1,79 @@
+// Many ranks train what one rank trains: losses, gradient norms, weights and held-out loss for
+// every layout, within the bound of sums in another order; checkpoints move between layouts.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cistron/comm/inproc.h"
+#include "cistron/train/tiny_run.h"
+
+namespace cistron::train {
+namespace {
+
+struct Layout {
+  std::int64_t dp, ep;
+
+  std::vector<std::string> Keys() const {
+    return {fmt::format("parallel.dp={}", dp), fmt::format("parallel.ep={}", ep)};
+  }
+  std::string Name() const { return fmt::format("dp{}ep{}", dp, ep); }
+};
+
+void TrainOn(const TinyRun& tiny, const std::string& output, const Layout& layout,
+             std::vector<std::string> more = {}) {
+  for (const std::string& key : layout.Keys()) more.push_back(key);
+  const LoadedConfig loaded = tiny.Load(output, more);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out{std::tmpfile(), &std::fclose};
+  comm::RunRanks(static_cast<int>(layout.dp * layout.ep), [&](comm::Communicator& ranks) {
+    TrainHooks hooks;
+    hooks.out = out.get();
+    Train(loaded, hooks, &ranks);
+  });
+}
+
+// Layouts add the same fp32 terms in another order: an element of a gradient is a sum over 128
+// tokens, and ten updates carry what it differs by.
+void ExpectClose(double got, double expected, const std::string& what) {
+  constexpr double kUnit = 0x1p-24;
+  EXPECT_LE(std::abs(got - expected), 128 * kUnit * std::abs(expected)) << what;
+}
+
+TEST(Layouts, EveryLayoutTrainsWhatOneRankTrains) {
+  TinyRun tiny("layouts");
+  TrainOn(tiny, "one", {1, 1});
+  const auto one = tiny.Metrics("one");
+  for (const Layout layout :
+       {Layout{1, 2}, Layout{2, 1}, Layout{2, 2}, Layout{1, 4}, Layout{4, 1}}) {
+    TrainOn(tiny, layout.Name(), layout);
+    const auto many = tiny.Metrics(layout.Name());
+    ASSERT_EQ(many.size(), one.size());
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      const std::string where = fmt::format("{} step {}", layout.Name(), i + 1);
+      ExpectClose(many[i].loss, one[i].loss, where);
+      ExpectClose(many[i].grad_norm, one[i].grad_norm, where);
+      ExpectClose(many[i].aux_loss, one[i].aux_loss, where);
+      EXPECT_EQ(many[i].expert_load, one[i].expert_load) << where;
+      ASSERT_EQ(many[i].heldout.has_value(), one[i].heldout.has_value()) << where;
+      if (one[i].heldout) ExpectClose(many[i].heldout->loss, one[i].heldout->loss, where);
+    }
+  }
+}
+
+// TRAPS reshard-loses-state: what one layout saved, another goes on with.
+TEST(Layouts, ARunResumesUnderAnotherLayout) {
+  TinyRun tiny("reshard");
+  TrainOn(tiny, "whole", {1, 1});
+  const auto whole = tiny.Metrics("whole");
+  TrainOn(tiny, "moved", {2, 2}, {"train.steps=4", "optim.decay_end=10"});
+  TrainOn(tiny, "moved", {1, 4}, {"train.steps=7", "optim.decay_end=10", "run.on_exists=resume"});
+  TrainOn(tiny, "moved", {1, 1}, {"run.on_exists=resume"});
+  const auto moved = tiny.Metrics("moved");
+  ASSERT_EQ(moved.size(), whole.size());
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    ExpectClose(moved[i].loss, whole[i].loss, fmt::format("step {}", i + 1));
+    ExpectClose(moved[i].grad_norm, whole[i].grad_norm, fmt::format("step {}", i + 1));
+  }
+}
+
+}  // namespace
+}  // namespace cistron::train
