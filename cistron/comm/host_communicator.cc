@@ -181,9 +181,8 @@ void HostCommunicator::Carry(const Operation& op) {
 }
 
 std::byte* HostCommunicator::Scratch(std::int64_t bytes) {
-  if (static_cast<std::int64_t>(scratch_.size()) < bytes)
-    scratch_.resize(static_cast<std::size_t>(bytes));
-  return scratch_.data();
+  if (!scratch_ || scratch_.bytes() < bytes) scratch_ = Tensor::Empty({bytes}, DType::kU8);
+  return Bytes(scratch_);
 }
 
 // Rounds of a reduce-scatter and an all-gather, each over elements that fit the scratch memory. In

@@ -49,7 +49,7 @@ class HostCommunicator final : public Communicator {
 
   std::int64_t sequence_ = 0;  // of the last collective that began; Send and Recv do not count
   std::string last_finished_ = "none";
-  std::vector<std::byte> scratch_;
+  Tensor scratch_;
   std::optional<Error> broken_;
 
   WorkQueue queue_;  // last: its thread uses the members above

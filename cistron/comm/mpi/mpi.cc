@@ -50,8 +50,7 @@ class MpiTransport final : public Transport {
   }
   void EndOthers(const std::string& message) noexcept override { job_->EndOthers(message); }
 
-  std::unique_ptr<Transport> Subgroup(std::span<const int> members,
-                                      std::int64_t context) override {
+  std::unique_ptr<Transport> Subgroup(std::span<const int> members, std::int64_t context) override {
     std::vector<int> ranks;
     for (const int member : members) ranks.push_back(WorldRank(member));
     return std::make_unique<MpiTransport>(job_, std::move(ranks), context);

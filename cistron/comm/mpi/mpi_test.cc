@@ -29,8 +29,8 @@ constexpr std::chrono::seconds kSlack{20};
 class MpiTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              fmt::format("cistron_mpi_test_{}", getpid());
+    folder_ =
+        std::filesystem::path(::testing::TempDir()) / fmt::format("cistron_mpi_test_{}", getpid());
     std::filesystem::create_directories(folder_);
     // Tests run as root in containers, on fewer processors than ranks.
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
@@ -102,8 +102,7 @@ TEST_F(MpiTest, Collectives) {
   for (const auto& [what, ranks] : runs) {
     testing::Process process(folder_, Command(ranks, what, 120'000));
     EXPECT_EQ(process.Wait(), 0) << process.Output() << process.Errors();
-    EXPECT_EQ(Count(process.Output(), passed), static_cast<std::size_t>(ranks))
-        << process.Output();
+    EXPECT_EQ(Count(process.Output(), passed), static_cast<std::size_t>(ranks)) << process.Output();
     EXPECT_EQ(process.Errors(), "");
   }
 }
@@ -149,9 +148,9 @@ TEST_F(MpiTest, ARankThatIsStoppedFiresTheWatchdog) {
     EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(kLimitMs));
     const std::string errors = process.Errors();
     EXPECT_EQ(Count(errors, "error: "), 1u) << errors;
-    EXPECT_THAT(errors, AllOf(HasSubstr("all_reduce sum of 50000 f32 (operation "),
-                              HasSubstr("waited 1.5 s for rank"),
-                              HasSubstr("finished last: operation ")));
+    EXPECT_THAT(errors,
+                AllOf(HasSubstr("all_reduce sum of 50000 f32 (operation "),
+                      HasSubstr("waited 1.5 s for rank"), HasSubstr("finished last: operation ")));
     EXPECT_THAT(errors, HasSubstr(fmt::format("{}", stopped)));
     ExpectGone(pids);
   }
@@ -161,9 +160,9 @@ TEST_F(MpiTest, CollectivesThatDoNotMatchAreReported) {
   testing::Process checked(folder_, Command(3, "mismatch", 60'000));
   EXPECT_EQ(checked.Wait(), 3);
   EXPECT_EQ(Count(checked.Errors(), "error: "), 1u) << checked.Errors();
-  EXPECT_THAT(checked.Errors(), AllOf(HasSubstr("all_reduce sum of 8 f32"),
-                                      HasSubstr("all_reduce sum of 9 f32"),
-                                      HasSubstr("operation 2 of 'world'")));
+  EXPECT_THAT(checked.Errors(),
+              AllOf(HasSubstr("all_reduce sum of 8 f32"), HasSubstr("all_reduce sum of 9 f32"),
+                    HasSubstr("operation 2 of 'world'")));
   testing::Process unchecked(folder_, Command(3, "unchecked", 60'000));
   EXPECT_EQ(unchecked.Wait(), 3);
   EXPECT_EQ(Count(unchecked.Errors(), "error: "), 1u) << unchecked.Errors();

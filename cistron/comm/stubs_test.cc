@@ -1,9 +1,11 @@
-// What a build without Open MPI says; compiled everywhere.
+// What builds without Open MPI and NCCL say; compiled everywhere.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "cistron/base/error.h"
 #include "cistron/comm/mpi/mpi.h"
+#include "cistron/comm/nccl/nccl.h"
+#include "cistron/comm/self.h"
 
 namespace cistron::comm {
 namespace {
@@ -26,6 +28,19 @@ TEST(NoMpi, SeesALauncherNonetheless) {
     setenv(variable, "1", 1);
     EXPECT_TRUE(mpi::IsLaunched()) << variable;
     unsetenv(variable);
+  }
+}
+
+TEST(NoNccl, SaysWhatToUse) {
+  EXPECT_FALSE(nccl::IsBuilt());
+  EXPECT_EQ(nccl::Describe(), "not in this build");
+  const auto self = MakeSelf();
+  try {
+    nccl::Connect(*self, {DeviceType::kCuda, 1});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kUnsupported);
+    EXPECT_THAT(e.message(), ::testing::HasSubstr("cuda:1"));
   }
 }
 
