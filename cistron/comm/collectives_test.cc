@@ -1,6 +1,8 @@
 // The cases of every transport, with ranks that are threads, and with one rank.
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "cistron/comm/inproc.h"
 #include "cistron/comm/self.h"
 #include "cistron/comm/testing/collective_cases.h"
@@ -20,7 +22,7 @@ TEST_P(Collectives, Self) {
 
 TEST_P(Collectives, Inproc) {
   for (const bool checked : {true, false}) {
-    for (int ranks = 1; ranks <= 5; ++ranks) {
+    for (const int ranks : checked ? std::vector{1, 2, 3, 4, 5} : std::vector{3}) {
       RunRanks(ranks,
                [&](Communicator& comm) {
                  EXPECT_EQ(comm.size(), ranks);

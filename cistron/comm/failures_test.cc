@@ -221,6 +221,20 @@ TEST(Ranks, AFailureThatIsKeptQuietEndsTheRunToo) {
                Error);
 }
 
+// As many as a large cluster has: what simulations run.
+TEST(Ranks, MayBeHundreds) {
+  constexpr int kRanks = 200;
+  RunRanks(kRanks, [](Communicator& comm) {
+    Tensor t = Tensor::Zeros({300}, DType::kI64);
+    t.span<std::int64_t>()[0] = comm.rank();
+    comm.AllReduce(t);
+    EXPECT_EQ(t.span<std::int64_t>()[0], kRanks * (kRanks - 1) / 2);
+    const auto row = comm.Split(comm.rank() / 8, 0);
+    row->Barrier();
+    EXPECT_EQ(row->size(), 8);
+  });
+}
+
 TEST(Ranks, ShareTheThreadsOfTheCaller) {
   const int before = NumThreads();
   SetNumThreads(4);

@@ -81,6 +81,7 @@ std::unique_ptr<Communicator> HostCommunicator::Split(int color, int key, std::s
   context += std::distance(colors.begin(), colors.find(color));
   std::sort(members.begin(), members.end());
   std::vector<int> ranks;
+  ranks.reserve(members.size());
   for (const auto& member : members) ranks.push_back(std::get<1>(member));
 
   if (name.empty()) name = fmt::format("{}/{}", name_, color);

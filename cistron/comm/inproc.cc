@@ -13,7 +13,9 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <set>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -295,8 +297,8 @@ void RunRanks(int ranks, const std::function<void(Communicator&)>& f, const Opti
   CISTRON_CHECK(options.limit.count() > 0, "RunRanks: a limit of {} ms; it must be positive",
                 options.limit.count());
   const auto world = std::make_shared<World>(ranks, options);
-  std::vector<int> everyone;
-  for (int r = 0; r < ranks; ++r) everyone.push_back(r);
+  std::vector<int> everyone(static_cast<std::size_t>(ranks));
+  std::iota(everyone.begin(), everyone.end(), 0);
   const std::shared_ptr<Group> group = world->Join(everyone, 0);
   const int threads = NumThreads(), threads_each = std::max(1, threads / ranks);
 
@@ -322,7 +324,13 @@ void RunRanks(int ranks, const std::function<void(Communicator&)>& f, const Opti
     world->Leave(rank);
   };
   std::vector<std::thread> rank_threads;
-  for (int r = 0; r < ranks; ++r) rank_threads.emplace_back(run, r);
+  try {
+    for (int r = 0; r < ranks; ++r) rank_threads.emplace_back(run, r);
+  } catch (const std::system_error& e) {
+    world->Fail(static_cast<int>(rank_threads.size()),
+                fmt::format("no thread could be started for it ({}); ask for fewer ranks than {}",
+                            e.what(), ranks));
+  }
   for (std::thread& thread : rank_threads) thread.join();
   SetNumThreads(threads);  // a number of the whole process
   if (first) std::rethrow_exception(first);

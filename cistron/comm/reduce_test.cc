@@ -11,6 +11,7 @@ namespace {
 template <class T>
 std::vector<T> Reduced(ReduceOp reduce, const std::vector<std::vector<T>>& ranks) {
   std::vector<const std::byte*> sources;
+  sources.reserve(ranks.size());
   for (const auto& values : ranks)
     sources.push_back(reinterpret_cast<const std::byte*>(values.data()));
   std::vector<T> out(ranks[0].size());

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -86,8 +87,8 @@ int RunRank(const std::function<int(Communicator&)>& f, const RunOptions& option
   CISTRON_CHECK(options.communicator.limit.count() > 0,
                 "mpi: a limit of {} ms; it must be positive", options.communicator.limit.count());
   const auto job = std::make_shared<Job>(options);
-  std::vector<int> everyone;
-  for (int r = 0; r < job->size(); ++r) everyone.push_back(r);
+  std::vector<int> everyone(static_cast<std::size_t>(job->size()));
+  std::iota(everyone.begin(), everyone.end(), 0);
   int status = 0;
   try {
     HostCommunicator world(std::make_unique<MpiTransport>(job, everyone, 0), options.communicator);

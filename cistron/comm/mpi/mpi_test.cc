@@ -19,7 +19,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kLimitMs = 1500;

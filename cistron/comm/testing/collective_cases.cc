@@ -319,7 +319,7 @@ void SameBitsInEveryRepeat(Communicator& comm) {
             static_cast<float>(bf16(values.Uniform(static_cast<std::uint64_t>(i)) - 0.5f)));
       });
       Tensor first;
-      for (std::uint64_t repeat = 0; repeat < 25; ++repeat) {
+      for (std::uint64_t repeat = 0; repeat < (n < 1000 ? 100u : 25u); ++repeat) {
         std::this_thread::sleep_for(
             std::chrono::microseconds(static_cast<int>(300 * delays.Uniform(repeat))));
         Tensor t = ConvertTo(input, dtype);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,10 @@ namespace cistron::comm {
 struct CollectiveCase {
   std::string name;
   std::function<void(Communicator&)> run;  // on every rank; reports through EXPECT_…
+
+  friend std::ostream& operator<<(std::ostream& out, const CollectiveCase& c) {
+    return out << c.name;
+  }
 };
 
 std::vector<CollectiveCase> CollectiveCases();
