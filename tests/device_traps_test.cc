@@ -9,6 +9,9 @@
 
 #include "cistron/base/error.h"
 #include "cistron/check/compare.h"
+#include "cistron/nn/grouped_linear.h"
+#include "cistron/nn/scaled_swiglu.h"
+#include "cistron/nn/sequential.h"
 #include "cistron/ops/activation/activation.h"
 #include "cistron/ops/gemm/gemm.h"
 #include "cistron/ops/grouped_gemm/grouped_gemm.h"
@@ -16,6 +19,7 @@
 #include "cistron/ops/optimizer/adamw.h"
 #include "cistron/ops/permute/permute.h"
 #include "cistron/ops/reduce/reduce.h"
+#include "cistron/optim/adamw_optimizer.h"
 #include "cistron/tensor/cuda_backend.h"
 #include "cistron/testing/cuda.h"
 #include "cistron/testing/random.h"
@@ -234,6 +238,68 @@ TEST_F(DeviceTraps, RecomputeIsBitwise) {
     const double none = LossOf(Gpu(), shape, {.precision = precision});
     for (const Recompute recompute : {Recompute::kMoe, Recompute::kLayer}) {
       EXPECT_EQ(LossOf(Gpu(), shape, {.precision = precision, .recompute = recompute}), none);
+    }
+  }
+}
+
+// The gradients of experts offer sums of their squares as they are written; one that is added to
+// offers none. The norm that takes them is within their bound of the one that reads all gradients,
+// half of 8·2^-24 (GroupedGemmWgradWithSquares), and twice the same.
+TEST_F(DeviceTraps, NormOfOfferedSquares) {
+  const ops::Context ctx = Gpu();
+  bool sums_made = false;
+  for (const ops::GroupedGemmImpl& impl : ops::GroupedGemmImpls()) {
+    if (impl.run.wgrad_with_squares == nullptr) continue;
+    sums_made = sums_made || impl.supports({ops::GroupedGemmKind::kWgrad, DType::kBF16, DType::kF32,
+                                            4, 1, 64, 128});
+  }
+  if (!sums_made) GTEST_SKIP() << "no kernel here makes sums of squares";
+  constexpr std::int64_t kRowsOf[] = {100, 0, 37, 63}, kWidth = 64, kFfn = 128, kAll = 200;
+  for (const DType gradients : {DType::kF32, DType::kBF16}) {
+    for (const bool fused : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} {}", Name(gradients), fused ? "fused" : "by ops"));
+      nn::LocalParameterStore store(ctx, DType::kBF16);
+      store.SetGradientDType(gradients);
+      nn::Sequential layers;
+      layers.EnableFusion(fused);
+      const auto linear = [&](const char* name, std::int64_t in, std::int64_t out) {
+        layers.Append(
+            std::make_unique<nn::GroupedLinear>(nn::GroupedLinearOptions{.num_groups = 4,
+                                                                         .in_features = in,
+                                                                         .out_features = out,
+                                                                         .name = name,
+                                                                         .store = &store}));
+      };
+      linear("fc1", kWidth, 2 * kFfn);
+      layers.Append(std::make_unique<nn::ScaledSwiGLU>());
+      linear("fc2", kFfn, kWidth);
+      store.Initialize(1, 0.1);
+      optim::AdamWOptimizer optimizer(ctx, store, {});
+      const Tensor x = ctx.Place(testing::Normal({kAll, kWidth}, DType::kBF16, "x"));
+      const Tensor splits = ctx.Place(Tensor::FromSpan<std::int64_t>({4}, kRowsOf));
+      const auto pass = [&] {
+        nn::Saved saved;
+        layers.Forward(ctx, x, {.split_sizes = splits}, &saved);
+        layers.Backward(ctx, x, {}, saved);
+      };
+      const auto norm_of_all = [&] {
+        std::vector<Tensor> all;
+        for (const auto& p : store.parameters()) all.push_back(p.grad);
+        const Tensor sum = ctx.Zeros({}, DType::kF64);
+        ops::SumOfSquaresOfAll(ctx, all, ops::Write(sum));
+        return std::sqrt(sum.item());
+      };
+      pass();
+      for (const auto& p : store.parameters()) EXPECT_TRUE(p.square_sums) << p.spec.name;
+      const double norm = optimizer.ComputeGradNorm(), want = norm_of_all();
+      EXPECT_GT(want, 0);
+      EXPECT_LE(std::abs(norm - want), want * std::ldexp(4.0, -24) * (1 + 1e-6));
+      store.ZeroGradients();
+      pass();
+      EXPECT_EQ(optimizer.ComputeGradNorm(), norm);
+      pass();
+      for (const auto& p : store.parameters()) EXPECT_FALSE(p.square_sums) << p.spec.name;
+      EXPECT_EQ(optimizer.ComputeGradNorm(), norm_of_all());
     }
   }
 }

@@ -60,8 +60,9 @@ class BasicOp {
   // x [M, …] → y [M, …]. `saved` null: nothing is kept, there will be no backward.
   virtual Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
                          Saved* saved) const = 0;
-  // Consumes what forward saved. Returns dx, undefined when it is not wanted.
-  virtual Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+  // Consumes what forward saved. Returns dx, undefined when it is not wanted. dy may be let go of
+  // after its last use: whoever moves it in need not hold it meanwhile.
+  virtual Tensor Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                           Saved& saved) const = 0;
 };
 

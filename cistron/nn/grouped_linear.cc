@@ -174,8 +174,8 @@ void GroupedLinear::Finish(const ops::Context& ctx, std::vector<SavedOperand> in
   saved->Push<Record>(this, name()) = {std::move(inputs), extra.split_sizes, row_scale, y.dim(0)};
 }
 
-Tensor GroupedLinear::Backward(const ops::Context& ctx, const Tensor& dy,
-                               const BackwardOutputs& out, Saved& saved) const {
+Tensor GroupedLinear::Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
+                               Saved& saved) const {
   return BackwardWith(ctx, dy, out, saved, nullptr);
 }
 

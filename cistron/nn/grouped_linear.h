@@ -71,7 +71,7 @@ class GroupedLinear final : public BasicOp {
   // x [M, K] → [M, N]; needs split_sizes, and bias_scale where scaled_bias is set.
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
                  Saved* saved) const override;
-  Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+  Tensor Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                   Saved& saved) const override;
 
   // For fused ops of one direction: what follows the product in forward (bias, record), and

@@ -20,7 +20,7 @@ Tensor Linear::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInpu
   return y;
 }
 
-Tensor Linear::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+Tensor Linear::Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                         Saved& saved) const {
   const auto x = saved.Pop<SavedOperand>(this, name());
   products_.CheckVersion(x.version);

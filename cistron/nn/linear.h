@@ -25,7 +25,7 @@ class Linear final : public BasicOp {
   // x [T, in] → [T, out].
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
                  Saved* saved) const override;
-  Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+  Tensor Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                   Saved& saved) const override;
 
   // The same in parts, for layers whose linears share an input: `x` is quantised once. `saved`,

@@ -136,9 +136,9 @@ Tensor MoeLayer::Backward(const ops::Context& ctx, const Tensor& dy, const Tenso
 
   // What forward pushed last comes first.
   const Tensor dshared = shared_ ? shared_->Backward(ctx, dy, {}, saved) : Tensor();
-  const Tensor dout = dispatcher_->CombineBackward(ctx, *r.dispatch, dy);
   const Tensor drow_probs = ctx.Empty({r.rows}, compute);
-  const Tensor drows = experts_->Backward(ctx, dout, {.scale = ops::Write(drow_probs)}, saved);
+  const Tensor drows = experts_->Backward(ctx, dispatcher_->CombineBackward(ctx, *r.dispatch, dy),
+                                          {.scale = ops::Write(drow_probs)}, saved);
   const Tensor dx = ctx.Empty(r.x.tensor.shape(), dtype);
   const Tensor dprobs = ctx.Empty({r.x.tensor.dim(0), config_.router.top_k}, compute);
   dispatcher_->DispatchBackward(ctx, *r.dispatch, drows, drow_probs, ops::Write(dx),

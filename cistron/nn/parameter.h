@@ -84,8 +84,9 @@ class ParameterStore {
   virtual ops::Output GradientOutput(ParameterId id) = 0;
   // Whoever wrote (not accumulated) a whole gradient may leave partial sums of its squares, f64 [n]
   // in a fixed order, so that the norm need not read it again. They count until the gradient is
-  // written to again; a store that cannot use them ignores them.
+  // written to again; a store that cannot use them ignores them, and says so.
   virtual void OfferSquareSums(ParameterId, const Tensor&) {}
+  virtual bool takes_square_sums() const { return false; }
 };
 
 // Throws, naming `op`, unless the weights are those of the forward pass: every op whose backward
@@ -162,6 +163,7 @@ class LocalParameterStore final : public ParameterStore {
   void OfferSquareSums(ParameterId id, const Tensor& sums) override {
     parameters_.at(static_cast<std::size_t>(id)).square_sums = sums;
   }
+  bool takes_square_sums() const override { return true; }
 
   // bf16: gradients of matrices take the model's dtype, as peers without masters have them; those
   // of vectors and embeddings stay in the compute type. Before the first gradient.

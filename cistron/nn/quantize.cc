@@ -36,7 +36,7 @@ Tensor Quantize::Forward(const ops::Context& ctx, const Tensor& x, const ExtraIn
   return Round(ctx, x, extra.split_sizes, recipe, quant::TensorRole::kInput);
 }
 
-Tensor Quantize::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+Tensor Quantize::Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                           Saved& saved) const {
   const Record r = saved.Pop<Record>(this, name());
   if (!out.input) return {};

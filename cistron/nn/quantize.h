@@ -40,7 +40,7 @@ class Quantize final : public BasicOp {
   // x [M, K], rows in groups where split_sizes is given; rows beyond their sum are left undefined.
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
                  Saved* saved) const override;
-  Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+  Tensor Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                   Saved& saved) const override;
 
  private:

@@ -40,7 +40,7 @@ Tensor RmsNorm::Forward(const ops::Context& ctx, const Tensor& x, const ExtraInp
   return Forward(ctx, x, Tensor(), saved).y;
 }
 
-Tensor RmsNorm::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+Tensor RmsNorm::Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                          Saved& saved) const {
   const Record record = saved.Pop<Record>(this, name_);
   CheckVersionOfForward(*store_, record.version, name_);

@@ -19,7 +19,7 @@ class RmsNorm final : public BasicOp {
   // x [T, H] → [T, H], without a residual.
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
                  Saved* saved) const override;
-  Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+  Tensor Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                   Saved& saved) const override;
 
   struct Result {

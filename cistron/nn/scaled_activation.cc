@@ -13,8 +13,8 @@ Tensor ScaledActivation::Forward(const ops::Context& ctx, const Tensor& x, const
   return y;
 }
 
-Tensor ScaledActivation::Backward(const ops::Context& ctx, const Tensor& dy,
-                                  const BackwardOutputs& out, Saved& saved) const {
+Tensor ScaledActivation::Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
+                                  Saved& saved) const {
   const Record r = saved.Pop<Record>(this, name_);
   if (!out.input && !out.scale) return {};
   Tensor dx = ctx.Empty(r.x.shape(), dy.dtype());

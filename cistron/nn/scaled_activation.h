@@ -37,7 +37,7 @@ class ScaledActivation final : public BasicOp {
   // x [M, 2F] (srelu: [M, F]) → [M, F].
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
                  Saved* saved) const override;
-  Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+  Tensor Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                   Saved& saved) const override;
 
  private:

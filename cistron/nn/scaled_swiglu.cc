@@ -22,7 +22,7 @@ void ScaledSwiGLU::Save(const Tensor& x, const ExtraInputs& extra, Saved* saved)
   if (saved != nullptr) saved->Push<Record>(this, name_) = {x, extra.scale, extra.split_sizes};
 }
 
-Tensor ScaledSwiGLU::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+Tensor ScaledSwiGLU::Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                               Saved& saved) const {
   const Record r = Take(saved);
   if (!out.input && !out.scale) return {};

@@ -29,7 +29,7 @@ class ScaledSwiGLU final : public BasicOp {
   // x [M, 2F] → [M, F]; takes scale and, for rows that belong to groups, split_sizes.
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
                  Saved* saved) const override;
-  Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+  Tensor Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                   Saved& saved) const override;
 
   // What forward leaves for backward; fused ops of one direction leave and take it as the op does.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <set>
+#include <utility>
 
 #include "cistron/quant/autocast.h"
 
@@ -105,13 +106,13 @@ Tensor Sequential::Forward(const ops::Context& ctx, const Tensor& x, const Extra
   return y;
 }
 
-Tensor Sequential::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+Tensor Sequential::Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                             Saved& saved) const {
   const PlanRecord record = saved.Pop<PlanRecord>(this, "Sequential");
   CISTRON_CHECK((!out.scale || AnyTakes("scale")) && (!out.bias_scale || AnyTakes("bias_scale")),
                 "Sequential: the gradient of {} was asked for, but no op takes it",
                 out.scale && !AnyTakes("scale") ? "scale" : "bias_scale");
-  Tensor d = dy;
+  Tensor d = std::move(dy);
   ops::Output scale = out.scale, bias_scale = out.bias_scale;
   const auto plan = BackwardPlan(record.plan, out.input);
   const auto& steps = plan->backward;
@@ -128,8 +129,8 @@ Tensor Sequential::Backward(const ops::Context& ctx, const Tensor& dy, const Bac
     };
     give("scale", scale, wanted.scale);
     give("bias_scale", bias_scale, wanted.bias_scale);
-    d = steps[i].fused ? steps[i].fused->Backward(ctx, d, wanted, saved)
-                       : ops_[steps[i].begin]->Backward(ctx, d, wanted, saved);
+    d = steps[i].fused ? steps[i].fused->Backward(ctx, std::move(d), wanted, saved)
+                       : ops_[steps[i].begin]->Backward(ctx, std::move(d), wanted, saved);
   }
   return d;
 }

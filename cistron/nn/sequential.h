@@ -49,7 +49,7 @@ class Sequential {
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
                  Saved* saved) const;
   // Weight gradients go to the parameter stores. Returns dx, undefined when it is not wanted.
-  Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+  Tensor Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                   Saved& saved) const;
 
   // False: every op runs by itself, the unfused reference.

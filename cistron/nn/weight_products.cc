@@ -81,10 +81,21 @@ void WeightProducts::Wgrad(const ops::Context& ctx, Operand& dy, const SavedOper
                                    x.quantized, dw);
   }
   if (grouped()) {
-    ops::GroupedGemmWgrad(ctx, {dy.tensor(), dy.split_sizes()}, {x.tensor, dy.split_sizes()}, dw);
+    const GroupedTensor dy_rows{dy.tensor(), dy.split_sizes()}, x_rows{x.tensor, dy.split_sizes()};
+    const auto take_squares = SquareSumsTaker();
+    if (!take_squares || dw.mode != ops::WriteMode::kWrite) {
+      return ops::GroupedGemmWgrad(ctx, dy_rows, x_rows, dw);
+    }
+    const Tensor squares = ops::GroupedGemmWgradWithSquares(ctx, dy_rows, x_rows, dw.tensor);
+    if (squares) take_squares(squares);
   } else {
     ops::Gemm(ctx, dy.tensor(), Transpose::kYes, x.tensor, Transpose::kNo, dw);
   }
+}
+
+std::function<void(const Tensor&)> WeightProducts::SquareSumsTaker() const {
+  if (!store_->takes_square_sums()) return nullptr;
+  return [store = store_, id = weight_](const Tensor& sums) { store->OfferSquareSums(id, sums); };
 }
 
 }  // namespace cistron::nn

@@ -4,6 +4,8 @@
 //   Forward  y = x · wᵀ      Dgrad  dx = dy · w      Wgrad  dw (= or +=) dyᵀ · x
 #pragma once
 
+#include <functional>
+
 #include "cistron/nn/operand.h"
 #include "cistron/nn/parameter.h"
 
@@ -33,6 +35,8 @@ class WeightProducts {
   // its gradient.
   AcquiredWeight Weight() const { return {*store_, weight_}; }
   ops::Output GradientOutput() const { return store_->GradientOutput(weight_); }
+  // What hands partial sums of squares of the gradient to the store; null where it takes none.
+  std::function<void(const Tensor&)> SquareSumsTaker() const;
   QuantizedTensor Quantized(const quant::Recipe& recipe) const {
     return store_->AcquireQuantized(weight_, recipe);
   }

@@ -397,13 +397,15 @@ class Step {
     const std::int64_t rows = tokens * c_.num_experts_per_tok, f = c_.intermediate_size;
     const std::int64_t wide = rows * c_.hidden_size * size_;
     const char* const name = "gradients of activations";
-    const Block dout = Work(name, wide), dprobs = Work(name, rows * compute_);
-    const Block drows = Work(name, wide);
+    const Block dprobs = Work(name, rows * compute_);
+    Block dout = Work(name, wide), drows;
     if (cuda_) {
-      const Block dpre = Work(name, rows * 2 * f * size_);
+      // dP in the place of P, or beside it and dA.
+      const Block dpre = Work(name, FusesExperts(rows) ? 0 : rows * 2 * f * size_);
       const Block act = Work("experts: activations", rows * f * size_);
-      if (!FusesExperts(rows)) Work(name, rows * f * size_);  // dA
+      if (!FusesExperts(rows)) Work(name, rows * f * size_);
     } else {
+      drows = Work(name, wide);
       std::vector<Block> codes;
       for (int copy = 0; quantizes_ && copy < copies_; ++copy) {
         codes.push_back(Work("quantised rows", Codes(rows * c_.hidden_size)));
@@ -411,6 +413,11 @@ class Step {
       const Block pieces = CpuExperts(rows, /*backward=*/true);
     }
     kept.clear();
+    if (cuda_) {
+      // What was kept goes as it is used, and dout with it.
+      dout = Block();
+      drows = Work(name, wide);
+    }
     Block dx = Work(name, tokens * c_.hidden_size * size_);
     Work("router", rows * compute_ + tokens * c_.num_local_experts * size_);
     Product(tokens, c_.hidden_size);

@@ -1,5 +1,7 @@
 #include "cistron/nn/fuse/grouped_mlp.h"
 
+#include <utility>
+
 #include "cistron/ops/check_tensor.h"
 #include "cistron/ops/grouped_mlp/grouped_mlp.h"
 
@@ -99,17 +101,18 @@ Tensor GroupedMlp::Forward(const ops::Context& ctx, const Tensor& x, const Extra
   return y;
 }
 
-Tensor GroupedMlp::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+Tensor GroupedMlp::Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                             Saved& saved) const {
-  const Record r = saved.Pop<Record>(this, fc1_.name());
+  Record r = saved.Pop<Record>(this, fc1_.name());
   fc1_.products().CheckVersion(r.x.version);
   fc2_.products().CheckVersion(r.fc2_version);
   CISTRON_CHECK(!out.bias_scale,
                 "{}: the gradient of bias_scale was asked of layers without a bias", fc1_.name());
   CISTRON_CHECK(dy && dy.rank() == 2, "{}: dy is {}, expected [M, {}]", Label(), Describe(dy),
                 fc2_.options().out_features);
-  const Tensor dx =
-      out.input ? ctx.Empty({dy.dim(0), fc1_.options().in_features}, dy.dtype()) : Tensor();
+  const Shape shape = {dy.dim(0), fc1_.options().in_features};
+  const DType type = dy.dtype();
+  Tensor dx;
   if (quant::Quantizes(r.x.recipe)) {
     const std::int64_t rows = r.pre_activation.dim(0);
     const DType dtype = r.pre_activation.dtype();
@@ -117,17 +120,27 @@ Tensor GroupedMlp::Backward(const ops::Context& ctx, const Tensor& dy, const Bac
     if (out.scale) {
       ops::CheckRowValues(Label(), "dscale", out.scale.tensor, rows, ComputeType(dtype));
     }
+    if (out.input) dx = ctx.Empty(shape, type);
     QuantizedBackward(ctx, dy, out, r, dx);
     return dx;
   }
   const AcquiredWeight w1 = fc1_.products().Weight(), w2 = fc2_.products().Weight();
-  ops::GroupedMlpGradients gradients{.dx = ops::Write(dx), .dscale = out.scale};
-  if (out.weights) {
-    gradients.dw2 = fc2_.products().GradientOutput();
-    gradients.dw1 = fc1_.products().GradientOutput();
+  ops::GroupedMlpGradients gradients{.dscale = out.scale};
+  if (out.input) {
+    gradients.dx = ops::DeferredOutput([&] { return ops::Write(dx = ctx.Empty(shape, type)); });
   }
-  ops::GroupedMlpBackward(ctx, {dy, r.split_sizes}, r.x.tensor, r.pre_activation,
-                          {w1.tensor(), w2.tensor()}, r.scale, gradients);
+  if (out.weights) {
+    const auto gradient_of = [](const WeightProducts& w) {
+      return ops::DeferredOutput([&w] { return w.GradientOutput(); });
+    };
+    gradients.dw1 = gradient_of(fc1_.products());
+    gradients.dw2 = gradient_of(fc2_.products());
+    gradients.dw1_squares = fc1_.products().SquareSumsTaker();
+    gradients.dw2_squares = fc2_.products().SquareSumsTaker();
+  }
+  ops::GroupedMlpBackward(ctx, {std::move(dy), r.split_sizes}, std::move(r.x.tensor),
+                          std::move(r.pre_activation), {w1.tensor(), w2.tensor()}, r.scale,
+                          std::move(gradients));
   return dx;
 }
 

@@ -27,7 +27,7 @@ class FusedOp {
   virtual std::string_view name() const = 0;  // "GroupedMLP"
   virtual Tensor Forward(const ops::Context& ctx, const Tensor& x, const ExtraInputs& extra,
                          Saved* saved) const = 0;
-  virtual Tensor Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+  virtual Tensor Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                           Saved& saved) const = 0;
 };
 

@@ -67,7 +67,7 @@ Tensor SwiGluLinear::Forward(const ops::Context& ctx, const Tensor& x, const Ext
   return y;
 }
 
-Tensor SwiGluLinear::Backward(const ops::Context& ctx, const Tensor& dy, const BackwardOutputs& out,
+Tensor SwiGluLinear::Backward(const ops::Context& ctx, Tensor dy, const BackwardOutputs& out,
                               Saved& saved) const {
   BackwardOutputs wanted = out;
   wanted.input = true;  // what comes out is the gradient of the activation's input

@@ -77,8 +77,12 @@ void GroupedGemmDgrad(const Context& ctx, const GroupedTensor& dy, const Tensor&
   RunRows(ctx, "grouped_gemm dgrad", GroupedGemmKind::kDgrad, dy, w, dx);
 }
 
-void GroupedGemmWgrad(const Context& ctx, const GroupedTensor& dy, const GroupedTensor& x,
-                      const Output& dw) {
+namespace {
+
+// The implementation's weight gradient, for the caller to run.
+template <class RunFunction>
+auto Wgrad(const Context& ctx, const GroupedTensor& dy, const GroupedTensor& x, const Output& dw,
+           RunFunction&& run) {
   constexpr std::string_view kOp = "grouped_gemm wgrad";
   CheckRows(kOp, "dy", dy.data, 2);
   CheckRows(kOp, "x", x.data, 2);
@@ -98,8 +102,28 @@ void GroupedGemmWgrad(const Context& ctx, const GroupedTensor& dy, const Grouped
                 "{}: shapes do not fit: {} groups, dy {}, x {}, dw {}", kOp, dy.num_groups(),
                 Describe(dy.data), Describe(x.data), Describe(dw.tensor));
   AnnounceWork(ctx, ProductFlops(problem.max_rows, problem.n, problem.k), dy.data, x.data, dw);
-  Select(ctx, "grouped_gemm", GroupedGemmImpls(), problem)
-      .run(ctx, problem, dy.split_sizes, dy.data, x.data, dw);
+  return run(Select(ctx, "grouped_gemm", GroupedGemmImpls(), problem), problem);
+}
+
+}  // namespace
+
+void GroupedGemmWgrad(const Context& ctx, const GroupedTensor& dy, const GroupedTensor& x,
+                      const Output& dw) {
+  Wgrad(ctx, dy, x, dw, [&](const GroupedGemmRun& impl, const GroupedGemmProblem& problem) {
+    impl.run(ctx, problem, dy.split_sizes, dy.data, x.data, dw);
+  });
+}
+
+Tensor GroupedGemmWgradWithSquares(const Context& ctx, const GroupedTensor& dy,
+                                   const GroupedTensor& x, const Tensor& dw) {
+  const auto run = [&](const GroupedGemmRun& impl, const GroupedGemmProblem& problem) {
+    if (impl.wgrad_with_squares != nullptr) {
+      return impl.wgrad_with_squares(ctx, problem, dy.split_sizes, dy.data, x.data, dw);
+    }
+    impl.run(ctx, problem, dy.split_sizes, dy.data, x.data, Write(dw));
+    return Tensor();
+  };
+  return Wgrad(ctx, dy, x, Write(dw), run);
 }
 
 std::span<const GroupedGemmImpl> GroupedGemmImpls() {

@@ -27,6 +27,13 @@ void GroupedGemmDgrad(const Context& ctx, const GroupedTensor& dy, const Tensor&
 void GroupedGemmWgrad(const Context& ctx, const GroupedTensor& dy, const GroupedTensor& x,
                       const Output& dw);
 
+// As GroupedGemmWgrad in Write, and returns partial sums of the squares of what dw then holds, f64
+// [n] in a fixed order, where the implementation makes them as it stores; else an undefined tensor.
+// Their sum is within a relative 8·2^-24 of Σ dw², which is summed in f64 of f32 squares: squares
+// of up to eight neighbours are added in f32. Two calls give the same bits.
+Tensor GroupedGemmWgradWithSquares(const Context& ctx, const GroupedTensor& dy,
+                                   const GroupedTensor& x, const Tensor& dw);
+
 enum class GroupedGemmKind { kForward, kDgrad, kWgrad };
 struct GroupedGemmProblem {
   GroupedGemmKind kind;
@@ -39,6 +46,9 @@ struct GroupedGemmRun {
   // a and b are the operands in the order of the formulas above, c the result.
   void (*run)(const Context&, const GroupedGemmProblem&, const Tensor& split_sizes, const Tensor& a,
               const Tensor& b, const Output& c);
+  // Of kWgrad: GroupedGemmWgradWithSquares. Null: it makes no sums.
+  Tensor (*wgrad_with_squares)(const Context&, const GroupedGemmProblem&, const Tensor& split_sizes,
+                               const Tensor& dy, const Tensor& x, const Tensor& dw) = nullptr;
 };
 using GroupedGemmImpl = Implementation<GroupedGemmProblem, GroupedGemmRun>;
 std::span<const GroupedGemmImpl> GroupedGemmImpls();

@@ -41,6 +41,7 @@ void Launch(const HopperGroupedGemm& g, const HopperTiles& tiles) {
       .c = g.c,
       .ldc = result.ld,
       .group_stride = T::kWgrad ? result.rows * result.ld : 0,
+      .square_sums = g.square_sums,
   };
   sm90::LaunchKernel<T>(tiles, g.workspace, static_cast<cudaStream_t>(g.stream),
                         sm90::EncodeOperand<T::kTransposeA, sm90::kBlockM>(OperandA(g)),
@@ -83,6 +84,10 @@ void LaunchKind(const HopperGroupedGemm& g, const HopperTiles& tiles) {
   }
 }
 
+HopperTiles Tiles(const HopperGroupedGemm& g) {
+  return ChooseHopperTiles(g.kind, g.groups, g.max_rows, g.n, g.k, sm90::Multiprocessors());
+}
+
 }  // namespace
 
 Support HopperGroupedGemmSupports(const HopperGroupedGemm& gemm) {
@@ -106,6 +111,13 @@ std::int64_t HopperGroupedGemmWorkspace(const HopperGroupedGemm&) {
   return sizeof(int);
 }
 
+// One of each warp of each tile.
+std::int64_t HopperSquareSums(const HopperGroupedGemm& gemm) {
+  const int block_n = Tiles(gemm).block_n;
+  return gemm.groups * ((gemm.n + sm90::kWarpM - 1) / sm90::kWarpM) *
+         ((gemm.k + block_n - 1) / block_n);
+}
+
 void LaunchHopperGroupedGemm(const HopperGroupedGemm& gemm) {
   if (const Support support = HopperGroupedGemmSupports(gemm); !support) {
     CISTRON_THROW(kUnsupported, "grouped_gemm: {}", support.reason);
@@ -116,6 +128,10 @@ void LaunchHopperGroupedGemm(const HopperGroupedGemm& gemm) {
     // No operand to describe; weight gradients are zeros.
     if (wgrad && !gemm.accumulate) {
       const Matrices c = Result(gemm);
+      if (gemm.square_sums != nullptr) {
+        ZeroRowsKernel<<<1, 256, 0, static_cast<cudaStream_t>(gemm.stream)>>>(
+            gemm.square_sums, HopperSquareSums(gemm), 0);
+      }
       if (c.dtype == DType::kF32) {
         LaunchZero<float>(c, gemm);
       } else {
@@ -124,8 +140,7 @@ void LaunchHopperGroupedGemm(const HopperGroupedGemm& gemm) {
     }
     return;
   }
-  const HopperTiles tiles = ChooseHopperTiles(gemm.kind, gemm.groups, gemm.max_rows, gemm.n, gemm.k,
-                                              sm90::Multiprocessors());
+  const HopperTiles tiles = Tiles(gemm);
   switch (gemm.kind) {
     case GroupedGemmKind::kForward: return LaunchKind<GroupedGemmKind::kForward>(gemm, tiles);
     case GroupedGemmKind::kDgrad: return LaunchKind<GroupedGemmKind::kDgrad>(gemm, tiles);
@@ -138,8 +153,9 @@ void LaunchHopperGroupedGemm(const HopperGroupedGemm& gemm) {
 namespace cistron::ops {
 namespace {
 
-void RunHopper(const Context& ctx, const GroupedGemmProblem& p, const Tensor& split_sizes,
-               const Tensor& a, const Tensor& b, const Output& c) {
+// Partial sums of squares where they are wanted.
+Tensor Run(const Context& ctx, const GroupedGemmProblem& p, const Tensor& split_sizes,
+           const Tensor& a, const Tensor& b, const Output& c, bool squares) {
   internal::HopperGroupedGemm gemm;
   gemm.kind = p.kind;
   gemm.out_dtype = p.out_dtype;
@@ -158,12 +174,30 @@ void RunHopper(const Context& ctx, const GroupedGemmProblem& p, const Tensor& sp
   gemm.stream = ctx.stream().handle;
   const Tensor workspace = ctx.Empty({internal::HopperGroupedGemmWorkspace(gemm)}, DType::kU8);
   gemm.workspace = workspace.raw();
+  Tensor square_sums;
+  if (squares) {
+    square_sums = ctx.Empty({internal::HopperSquareSums(gemm)}, DType::kF64);
+    gemm.square_sums = square_sums.data<double>();
+  }
   internal::LaunchHopperGroupedGemm(gemm);
+  return square_sums;
+}
+
+void RunHopper(const Context& ctx, const GroupedGemmProblem& p, const Tensor& split_sizes,
+               const Tensor& a, const Tensor& b, const Output& c) {
+  Run(ctx, p, split_sizes, a, b, c, /*squares=*/false);
+}
+
+Tensor WgradWithSquares(const Context& ctx, const GroupedGemmProblem& p, const Tensor& split_sizes,
+                        const Tensor& dy, const Tensor& x, const Tensor& dw) {
+  return Run(ctx, p, split_sizes, dy, x, Write(dw), /*squares=*/true);
 }
 
 }  // namespace
 
-extern constinit const GroupedGemmImpl kGroupedGemmHopper = {
-    "hopper", internal::GroupedGemmHopperSupports, {RunHopper}, DeviceType::kCuda};
+extern constinit const GroupedGemmImpl kGroupedGemmHopper = {"hopper",
+                                                             internal::GroupedGemmHopperSupports,
+                                                             {RunHopper, WgradWithSquares},
+                                                             DeviceType::kCuda};
 
 }  // namespace cistron::ops

@@ -27,6 +27,9 @@ struct HopperGroupedGemm {
   const void* a = nullptr;
   const void* b = nullptr;
   void* c = nullptr;
+  // Of kWgrad that does not accumulate: HopperSquareSums partial sums of the squares of what c then
+  // holds. Null: not wanted.
+  double* square_sums = nullptr;
   const std::int64_t* split_sizes = nullptr;  // [groups]; neither a, b nor c covers it
   // HopperGroupedGemmWorkspace bytes aligned to 16, with anything in them, not shared with a launch
   // that may run at the same time. Null: same results, more memory traffic.
@@ -40,6 +43,9 @@ Support HopperGroupedGemmSupports(const HopperGroupedGemm& gemm);
 
 // Bytes of device memory that a launch needs until it has finished.
 std::int64_t HopperGroupedGemmWorkspace(const HopperGroupedGemm& gemm);
+
+// How many partial sums of squares a weight gradient has.
+std::int64_t HopperSquareSums(const HopperGroupedGemm& gemm);
 
 // Enqueues the product on the stream. Throws kUnsupported with Supports' reason, kInternal when the
 // driver refuses.

@@ -16,11 +16,24 @@ __device__ inline std::uint32_t PackBf16(float low, float high) {
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
+__device__ inline float2 UnpackBf16(std::uint32_t pair) {
+  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u));
+}
+
+// Rounds a warp's 16 × 16 sums to columns 16·j … of a swizzled buffer of 16 lines.
+__device__ inline void StoreFragment(std::uint32_t buffer, int lane, int j, const float* s) {
+  const int row = lane % 16;
+  hopper::StoreMatrix(
+      buffer + row * hopper::kSwizzleLine + (((2 * j + lane / 16) ^ (row % 8)) << 4),
+      PackBf16(s[0], s[1]), PackBf16(s[2], s[3]), PackBf16(s[4], s[5]), PackBf16(s[6], s[7]));
+}
+
 // Up to 16 lines of a swizzled buffer to rows of c from column n on, 16 bytes a lane; f32 may be
-// added to what is there. Columns from `cols` on are left out.
-template <bool kMayAdd = false, class Out>
+// added to what is there. Columns from `cols` on are left out. stored(v) for the 16 bytes of each
+// store.
+template <bool kMayAdd = false, class Out, class Stored>
 __device__ inline void StoreLines(std::uint32_t buffer, Out* c, std::int64_t ldc, int n, int cols,
-                                  int rows, int lane, bool add = false) {
+                                  int rows, int lane, bool add, Stored&& stored) {
   constexpr int kVectors = hopper::kSwizzleLine / 16;
   constexpr int kVectorCols = 16 / static_cast<int>(sizeof(Out));
   constexpr int kPassRows = 32 / kVectors;
@@ -46,6 +59,7 @@ __device__ inline void StoreLines(std::uint32_t buffer, Out* c, std::int64_t ldc
     }
     // Results are not read again here: they leave L2 before the operands do.
     __stcs(reinterpret_cast<uint4*>(c), v[pass]);
+    stored(v[pass]);
   }
 }
 
@@ -69,6 +83,8 @@ class TileStore {
     Out* const c = static_cast<Out*>(args_.c) + tile.group * args_.group_stride + row * args_.ldc;
     if (!kF32 && args_.accumulate) AddOld(sums, reinterpret_cast<__nv_bfloat16*>(c), tile.n, rows);
     // The copy engine clips at the ends of c, not at the end of a group's rows.
+    const bool squares_wanted = T::kWgrad && args_.square_sums != nullptr;
+    double squares = 0;  // of this lane's
     const bool engine_adds = kF32 && args_.accumulate && (T::kWgrad || rows >= kWarpM);
 #pragma unroll
     for (int part = 0; part < T::kBlockN / T::kStoreCols; ++part) {
@@ -84,7 +100,10 @@ class TileStore {
       if (engine_adds) hopper::FenceProxyAsync();
       __syncwarp();
       if (!engine_adds) {
-        StoreLines<kF32>(buffer, c, args_.ldc, n, args_.cols, rows, lane_, args_.accumulate);
+        StoreLines<kF32>(buffer, c, args_.ldc, n, args_.cols, rows, lane_, args_.accumulate,
+                         [&](const uint4& v) {
+                           if (squares_wanted) squares += static_cast<double>(Squares(v));
+                         });
       }
       if (kF32 && args_.accumulate && lane_ == 0) {
         if (engine_adds) {
@@ -93,6 +112,7 @@ class TileStore {
         hopper::TmaCommit();  // an empty group where rows were stored: waits count buffers
       }
     }
+    if (squares_wanted) StoreSquares(squares, tile, m);
   }
 
   __device__ void Finish() {
@@ -117,6 +137,31 @@ class TileStore {
     }
   }
 
+  // Of the elements in 16 bytes, each square in f32.
+  static __device__ float Squares(const uint4& v) {
+    float sum = 0;
+    for (const std::uint32_t word : {v.x, v.y, v.z, v.w}) {
+      if constexpr (kF32) {
+        sum = __fmaf_rn(__uint_as_float(word), __uint_as_float(word), sum);
+      } else {
+        const float2 pair = UnpackBf16(word);
+        sum = __fmaf_rn(pair.x, pair.x, sum);
+        sum = __fmaf_rn(pair.y, pair.y, sum);
+      }
+    }
+    return sum;
+  }
+
+  // One sum of this warp and tile.
+  __device__ void StoreSquares(double sum, const Tile& tile, int m) {
+    for (int lanes = 1; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    const int down = (args_.rows + kWarpM - 1) / kWarpM;
+    const int across = (args_.cols + T::kBlockN - 1) / T::kBlockN;
+    if (lane_ != 0) return;
+    args_.square_sums[(static_cast<std::int64_t>(tile.group) * down + m / kWarpM) * across +
+                      tile.n / T::kBlockN] = sum;
+  }
+
   // Rounds and writes columns [part · kStoreCols, …) of the sums to a buffer.
   __device__ void Fill(const float (&sums)[T::kSums], int part, std::uint32_t buffer) {
     constexpr int kPartSums = T::kStoreCols / 2;
@@ -131,13 +176,10 @@ class TileStore {
         hopper::StoreShared(at + 8 * hopper::kSwizzleLine, make_float2(s[2], s[3]));
       }
     } else {
-      const int row = lane_ % 16;
-      const std::uint32_t line = buffer + row * hopper::kSwizzleLine;
 #pragma unroll
       for (int j = 0; j < T::kStoreCols / 16; ++j) {
         const float* const s = sums + part * kPartSums + 8 * j;
-        hopper::StoreMatrix(line + (((2 * j + lane_ / 16) ^ (row % 8)) << 4), PackBf16(s[0], s[1]),
-                            PackBf16(s[2], s[3]), PackBf16(s[4], s[5]), PackBf16(s[6], s[7]));
+        StoreFragment(buffer, lane_, j, s);
       }
     }
   }

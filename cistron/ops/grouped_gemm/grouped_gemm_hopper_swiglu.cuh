@@ -15,10 +15,6 @@
 
 namespace cistron::ops::internal::sm90 {
 
-__device__ inline float2 UnpackBf16(std::uint32_t pair) {
-  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u));
-}
-
 // The scales of a thread's two rows of a warp's sixteen; those of another group's are not used.
 struct RowScales {
   float low, high;
@@ -97,7 +93,7 @@ class SwiGluStore {
                           pairs[4 * j + 2], pairs[4 * j + 3]);
     }
     __syncwarp();
-    StoreLines(buffer, to, ld, n, args_.cols, rows, lane_);
+    StoreLines(buffer, to, ld, n, args_.cols, rows, lane_, false, [](const uint4&) {});
   }
 
   const KernelArgs& args_;
@@ -158,8 +154,9 @@ class SwiGluBackwardStore {
     const SwiGluArgs& to = args_.swiglu;
     const std::int64_t row = tile.row_begin + m;
     __nv_bfloat16* const dpre = to.dpre + row * to.ld_dpre;
-    StoreLines(dgates, dpre, to.ld_dpre, n, args_.cols, rows, lane_);
-    StoreLines(dups, dpre + args_.cols, to.ld_dpre, n, args_.cols, rows, lane_);
+    StoreLines(dgates, dpre, to.ld_dpre, n, args_.cols, rows, lane_, false, [](const uint4&) {});
+    StoreLines(dups, dpre + args_.cols, to.ld_dpre, n, args_.cols, rows, lane_, false,
+               [](const uint4&) {});
     if (to.act == nullptr) return;
     __syncwarp();
 #pragma unroll
@@ -168,7 +165,8 @@ class SwiGluBackwardStore {
                           act[4 * j + 2], act[4 * j + 3]);
     }
     __syncwarp();
-    StoreLines(dgates, to.act + row * to.ld_act, to.ld_act, n, args_.cols, rows, lane_);
+    StoreLines(dgates, to.act + row * to.ld_act, to.ld_act, n, args_.cols, rows, lane_, false,
+               [](const uint4&) {});
   }
 
   // After all parts.

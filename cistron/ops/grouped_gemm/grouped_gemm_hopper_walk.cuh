@@ -69,6 +69,9 @@ struct KernelArgs {
   const std::int64_t* split_sizes;
   void* c;  // ldc and group_stride in elements; the stride is 0 unless c has a matrix a group
   std::int64_t ldc, group_stride;
+  // [groups, ⌈rows / kWarpM⌉, ⌈cols / kBlockN⌉] partial sums of squares of what is stored (wgrad
+  // that does not accumulate); null: not wanted
+  double* square_sums;
   SwiGluArgs swiglu;
 };
 

@@ -197,6 +197,70 @@ TEST(GroupedGemm, HopperCasesAgreeWithExactProducts) {
   if (checked == 0) GTEST_SKIP() << "no GPU of compute capability 9.0";
 }
 
+// Σ c² in f64 of f32 squares.
+double SumOfSquares(const Tensor& c) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < c.numel(); ++i) {
+    const auto v = static_cast<float>(ElementAsDouble(c, i));
+    sum += static_cast<double>(v * v);
+  }
+  return sum;
+}
+
+// What is stored is what GroupedGemmWgrad stores; the squares' sum is within the bound that the
+// header states, and twice the same, for poisoned sums as well as for results of any shape.
+TEST(GroupedGemm, WeightGradientsWithSquares) {
+  std::vector<GroupedGemmCase> cases = GroupedGemmCases();
+  for (GroupedGemmCase& test : cases) {
+    test.n = (test.n + 7) / 8 * 8;
+    test.k = (test.k + 7) / 8 * 8;
+  }
+  cases.push_back({"several tiles", {130, 0, 300, 1, 513}, 264, 520, 7});
+  cases.push_back({"many experts", std::vector<std::int64_t>(128, 3), 72, 136, 5});
+  cases.push_back({"no rows", {0, 0}, 40, 48, 0});
+  int checked = 0;
+  for (const GroupedGemmImpl& impl : testing::RunnableImplementations(GroupedGemmImpls())) {
+    const Context ctx = testing::ContextOf(impl);
+    for (const GroupedGemmCase& test : cases) {
+      const Tensor splits = Splits(test.split_sizes);
+      for (const DType out : {DType::kBF16, DType::kF32}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", impl.name, test.name, Name(out)));
+        if (!impl.supports({GroupedGemmKind::kWgrad, DType::kBF16, out, 1, 1, test.n, test.k})) {
+          continue;
+        }
+        const Operands operands = MakeOperands(GroupedGemmKind::kWgrad, test, DType::kBF16);
+        const Strided dy = Padded(operands.a, test.rows_beyond, Margins::kAligned);
+        const Strided x = Padded(operands.b, test.rows_beyond, Margins::kAligned);
+        const Tensor plain = Tensor::Empty(operands.c, out), dw = plain.Clone();
+        FillPoison(dw);
+        GroupedGemmWgrad(ctx, {dy.view, splits}, {x.view, splits}, Write(plain));
+        Tensor sums = GroupedGemmWgradWithSquares(ctx, {dy.view, splits}, {x.view, splits}, dw);
+        EXPECT_TRUE(Agrees(check::CompareBitwise("dw", dw, plain)));
+        if (!sums) {
+          EXPECT_NE(impl.name, "hopper");
+          continue;
+        }
+        ++checked;
+        ASSERT_EQ(sums.dtype(), DType::kF64);
+        const Tensor host = sums.ToHost().Clone();  // in managed memory they are one
+        const std::span<const double> parts = host.span<double>();
+        const double want = SumOfSquares(dw.ToHost());
+        const double got = std::accumulate(parts.begin(), parts.end(), 0.0);
+        const auto terms = static_cast<double>(dw.numel() + host.numel());
+        EXPECT_LE(std::abs(got - want), want * (std::ldexp(8, -24) + std::ldexp(2 * terms, -53)));
+        // The memory that the second call is likely to get.
+        CopyTo(Tensor::FromSpan<double>(sums.shape(), std::vector<double>(parts.size(), NAN)),
+               sums);
+        sums = Tensor();
+        const Tensor again =
+            GroupedGemmWgradWithSquares(ctx, {dy.view, splits}, {x.view, splits}, dw);
+        EXPECT_TRUE(Agrees(check::CompareBitwise("squares", again.ToHost(), host)));
+      }
+    }
+  }
+  if (checked == 0) GTEST_SKIP() << "no implementation here makes them";
+}
+
 // The case of a name, on every implementation, dtype, product and mode.
 void CheckNamed(const char* name) {
   bool found = false;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
+#include <utility>
 
 #include "cistron/ops/grouped_mlp/grouped_mlp_impls.h"
 #include "cistron/ops/op_work.h"
@@ -22,6 +24,17 @@ void Check(std::string_view op, const char* name, const Tensor& t, const Shape& 
 void CheckRowValues(std::string_view op, const char* name, const Tensor& t, std::int64_t rows,
                     DType dtype) {
   Check(op, name, t, {rows}, ComputeType(dtype));
+}
+
+// The same output, checked when it is asked for.
+DeferredOutput Checked(std::string_view op, const char* name, DeferredOutput output,
+                       const Shape& shape, DType dtype, DType other_dtype) {
+  if (!output) return output;
+  return DeferredOutput([=, output = std::move(output)] {
+    const Output o = output.Get();
+    Check(op, name, o.tensor, shape, o && o.tensor.dtype() == other_dtype ? other_dtype : dtype);
+    return o;
+  });
 }
 
 bool Aligned(std::initializer_list<Tensor> tensors) {
@@ -85,28 +98,36 @@ void GroupedMlpForward(const Context& ctx, const GroupedTensor& x, const Grouped
       .forward(ctx, p, {x.split_sizes, x.data, weights.w1, weights.w2, row_scale, pre, {}, y});
 }
 
-void GroupedMlpBackward(const Context& ctx, const GroupedTensor& dy, const Tensor& x,
-                        const Tensor& pre, const GroupedMlpWeights& weights,
-                        const Tensor& row_scale, const GroupedMlpGradients& out) {
+void GroupedMlpBackward(const Context& ctx, GroupedTensor dy, Tensor x, Tensor pre,
+                        const GroupedMlpWeights& weights, const Tensor& row_scale,
+                        GroupedMlpGradients out) {
   constexpr std::string_view kOp = "grouped_mlp backward";
   GroupedMlpProblem p = CheckProblem(kOp, "dy", dy, weights, row_scale);
   Check(kOp, "pre", pre, {p.max_rows, 2 * p.ffn}, p.dtype);
-  if (out.dx) Check(kOp, "dx", out.dx.tensor, {p.max_rows, p.hidden}, p.dtype);
   if (out.dscale) CheckRowValues(kOp, "dscale", out.dscale.tensor, p.max_rows, p.dtype);
   CISTRON_CHECK(static_cast<bool>(out.dw1) == static_cast<bool>(out.dw2),
                 "{}: dw1 and dw2 are computed together, but only one was given", kOp);
   if (out.dw1) {
     Check(kOp, "x", x, {p.max_rows, p.hidden}, p.dtype);
-    const DType dw = out.dw1.tensor.dtype() == p.dtype ? p.dtype : ComputeType(p.dtype);
-    Check(kOp, "dw1", out.dw1.tensor, weights.w1.shape(), dw);
-    Check(kOp, "dw2", out.dw2.tensor, weights.w2.shape(), dw);
+  }
+  out.dx = Checked(kOp, "dx", std::move(out.dx), {p.max_rows, p.hidden}, p.dtype, p.dtype);
+  for (auto [name, dw, w] :
+       {std::tuple("dw1", &out.dw1, &weights.w1), std::tuple("dw2", &out.dw2, &weights.w2)}) {
+    *dw = Checked(kOp, name, std::move(*dw), w->shape(), p.dtype, ComputeType(p.dtype));
   }
   AnnounceProducts(ctx, p, out.dw1 ? 6 : 3);
-  p.aligned = Aligned(
-      {dy.data, x, weights.w1, weights.w2, pre, out.dx.tensor, out.dw1.tensor, out.dw2.tensor});
+  p.aligned = Aligned({dy.data, x, weights.w1, weights.w2, pre});
   Select(ctx, "grouped_mlp", GroupedMlpImpls(), p)
       .backward(ctx, p,
-                {dy.split_sizes, dy.data, x, pre, weights.w1, weights.w2, row_scale, out, {}});
+                {std::move(dy.split_sizes),
+                 std::move(dy.data),
+                 std::move(x),
+                 std::move(pre),
+                 weights.w1,
+                 weights.w2,
+                 row_scale,
+                 std::move(out),
+                 {}});
 }
 
 void SwiGluLinearForward(const Context& ctx, const GroupedTensor& pre, const Tensor& w2,

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "cistron/ops/context.h"
+#include "cistron/ops/deferred_output.h"
 #include "cistron/ops/implementation.h"
 #include "cistron/tensor/grouped_tensor.h"
 
@@ -32,12 +33,19 @@ void GroupedMlpForward(const Context& ctx, const GroupedTensor& x, const Grouped
                        const Tensor& row_scale, const Tensor& pre, const Output& y);
 
 struct GroupedMlpGradients {
-  Output dx{}, dscale{};  // undefined: not computed
-  Output dw1{}, dw2{};    // both or neither
+  DeferredOutput dx{};  // undefined, as the others: not computed
+  Output dscale{};
+  DeferredOutput dw1{}, dw2{};  // both or neither
+  // Told what GroupedGemmWgradWithSquares says of dw1 and dw2 where they are written and the
+  // implementation makes them; null: not wanted.
+  std::function<void(const Tensor&)> dw1_squares{}, dw2_squares{};
 };
-void GroupedMlpBackward(const Context& ctx, const GroupedTensor& dy, const Tensor& x,
-                        const Tensor& pre, const GroupedMlpWeights& weights,
-                        const Tensor& row_scale, const GroupedMlpGradients& gradients);
+// On a GPU memory is held as briefly as can be: dw2 is asked for when A is there, then A and dy are
+// let go of, dw1 is asked for, x is let go of, dx is asked for; what the caller has moved in is
+// freed by that. P is used up: dP may be written in its place.
+void GroupedMlpBackward(const Context& ctx, GroupedTensor dy, Tensor x, Tensor pre,
+                        const GroupedMlpWeights& weights, const Tensor& row_scale,
+                        GroupedMlpGradients gradients);
 
 // The second half alone, where P comes from elsewhere: y = A · w2[e]ᵀ with A = silu(gate)·up·s.
 // `act` is A for the backward pass; undefined: it is not kept.
@@ -65,7 +73,8 @@ struct GroupedMlpBackwardArgs {
 };
 struct GroupedMlpRun {
   void (*forward)(const Context&, const GroupedMlpProblem&, const GroupedMlpForwardArgs&);
-  void (*backward)(const Context&, const GroupedMlpProblem&, const GroupedMlpBackwardArgs&);
+  // The arguments are the implementation's to let go of.
+  void (*backward)(const Context&, const GroupedMlpProblem&, GroupedMlpBackwardArgs&&);
 };
 using GroupedMlpImpl = Implementation<GroupedMlpProblem, GroupedMlpRun>;
 std::span<const GroupedMlpImpl> GroupedMlpImpls();

@@ -120,9 +120,15 @@ void WeightGradient(const Context& ctx, const GroupedMlpProblem& p, const Wave& 
       {dw.tensor.Slice(0, wave.begin, groups), dw.mode});
 }
 
-void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBackwardArgs& args) {
+void Backward(const Context& ctx, const GroupedMlpProblem& p, GroupedMlpBackwardArgs&& args) {
   const std::vector<std::int64_t> offsets = RowOffsets("grouped_mlp", args.split_sizes, p.max_rows);
   const bool weights = static_cast<bool>(args.out.dw1);
+  Output dx, dw1, dw2;
+  if (args.out.dx) dx = args.out.dx.Get();
+  if (weights) {
+    dw2 = args.out.dw2.Get();
+    dw1 = args.out.dw1.Get();
+  }
   // Where dP is wanted whole there is no reason for several waves.
   // A wave holds dP and A.
   const std::int64_t row_bytes = 3 * p.ffn * static_cast<std::int64_t>(SizeOf(p.dtype));
@@ -149,16 +155,13 @@ void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBa
       SwiGluBackwardCpu(ctx, dact, Rows(args.pre, c), Rows(args.row_scale, c), {},
                         {dpre, all_dpre.mode}, Rows(args.out.dscale, c),
                         Write(Rows(all_act, here)));
-      if (args.out.dx) {
-        Product(ctx, dpre, args.w1.Select(c.group), Transpose::kNo, Rows(args.out.dx, c));
-      }
+      if (dx) Product(ctx, dpre, args.w1.Select(c.group), Transpose::kNo, Rows(dx, c));
     });
     if (!weights) continue;
     const RowPiece rows{0, wave.first, wave.first + wave.rows}, here = From(rows, wave.first);
-    WeightGradient(ctx, p, wave, args.split_sizes, Rows(args.dy, rows), Rows(all_act, here),
-                   args.out.dw2);
+    WeightGradient(ctx, p, wave, args.split_sizes, Rows(args.dy, rows), Rows(all_act, here), dw2);
     WeightGradient(ctx, p, wave, args.split_sizes, Rows(all_dpre.tensor, here), Rows(args.x, rows),
-                   args.out.dw1);
+                   dw1);
   }
 }
 

@@ -17,22 +17,47 @@ void GroupedMlpForwardByOps(const Context& ctx, const GroupedMlpProblem& p,
   GroupedGemmForward(ctx, {act, args.split_sizes}, args.w2, args.y);
 }
 
-void GroupedMlpBackwardByOps(const Context& ctx, const GroupedMlpProblem& p,
-                             const GroupedMlpBackwardArgs& args) {
+namespace {
+
+void WeightGradient(const Context& ctx, const GroupedTensor& dy, const GroupedTensor& x,
+                    const Output& dw, const std::function<void(const Tensor&)>& take_squares) {
+  if (!take_squares || dw.mode != WriteMode::kWrite) return GroupedGemmWgrad(ctx, dy, x, dw);
+  if (const Tensor squares = GroupedGemmWgradWithSquares(ctx, dy, x, dw.tensor)) {
+    take_squares(squares);
+  }
+}
+
+}  // namespace
+
+void GroupedMlpWeightAndInputGradients(const Context& ctx, GroupedMlpBackwardArgs&& args,
+                                       const Tensor& dpre, Tensor act) {
   const GroupedMlpGradients& out = args.out;
-  const GroupedTensor dy{args.dy, args.split_sizes};
-  const Tensor act = out.dw2 ? ctx.Empty({p.max_rows, p.ffn}, p.dtype) : Tensor();
+  const GroupedTensor dp{dpre, args.split_sizes};
+  if (out.dw2) {
+    WeightGradient(ctx, {args.dy, args.split_sizes}, {act, args.split_sizes}, out.dw2.Get(),
+                   out.dw2_squares);
+  }
+  act = {};
+  args.dy = {};
+  if (out.dw1) {
+    WeightGradient(ctx, dp, {args.x, args.split_sizes}, out.dw1.Get(), out.dw1_squares);
+  }
+  args.x = {};
+  if (out.dx) GroupedGemmDgrad(ctx, dp, args.w1, out.dx.Get());
+}
+
+void GroupedMlpBackwardByOps(const Context& ctx, const GroupedMlpProblem& p,
+                             GroupedMlpBackwardArgs&& args) {
+  Tensor act = args.out.dw2 ? ctx.Empty({p.max_rows, p.ffn}, p.dtype) : Tensor();
   const Output dpre = args.dpre ? args.dpre : Write(ctx.Empty({p.max_rows, 2 * p.ffn}, p.dtype));
   {
     const Tensor dact = ctx.Empty({p.max_rows, p.ffn}, p.dtype);
-    GroupedGemmDgrad(ctx, dy, args.w2, Write(dact));
-    SwiGluBackward(ctx, dact, args.pre, args.row_scale, args.split_sizes, dpre, out.dscale,
+    GroupedGemmDgrad(ctx, {args.dy, args.split_sizes}, args.w2, Write(dact));
+    SwiGluBackward(ctx, dact, args.pre, args.row_scale, args.split_sizes, dpre, args.out.dscale,
                    act ? Write(act) : Output{});
   }
-  if (out.dw2) GroupedGemmWgrad(ctx, dy, {act, args.split_sizes}, out.dw2);
-  const GroupedTensor dp{dpre.tensor, args.split_sizes};
-  if (out.dw1) GroupedGemmWgrad(ctx, dp, {args.x, args.split_sizes}, out.dw1);
-  if (out.dx) GroupedGemmDgrad(ctx, dp, args.w1, out.dx);
+  args.pre = {};
+  GroupedMlpWeightAndInputGradients(ctx, std::move(args), dpre.tensor, std::move(act));
 }
 
 GroupedMlpImpl CudaGroupedMlp() {

@@ -123,20 +123,16 @@ void Forward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpFor
   GroupedGemmForward(ctx, {act, args.split_sizes}, args.w2, args.y);
 }
 
-void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBackwardArgs& args) {
+void Backward(const Context& ctx, const GroupedMlpProblem& p, GroupedMlpBackwardArgs&& args) {
   // Nothing in a model adds to dP: no kernel for it.
-  if (args.dpre && Accumulates(args.dpre)) return GroupedMlpBackwardByOps(ctx, p, args);
-  const GroupedMlpGradients& out = args.out;
-  const GroupedTensor dy{args.dy, args.split_sizes};
-  const Tensor dpre = args.dpre ? args.dpre.tensor : ctx.Empty({p.max_rows, 2 * p.ffn}, p.dtype);
-  {
-    const Tensor act = out.dw2 ? ctx.Empty({p.max_rows, p.ffn}, p.dtype) : Tensor();
-    BackwardProduct(ctx, p, args, dpre, act);
-    if (out.dw2) GroupedGemmWgrad(ctx, dy, {act, args.split_sizes}, out.dw2);
+  if (args.dpre && Accumulates(args.dpre)) {
+    return GroupedMlpBackwardByOps(ctx, p, std::move(args));
   }
-  const GroupedTensor dp{dpre, args.split_sizes};
-  if (out.dw1) GroupedGemmWgrad(ctx, dp, {args.x, args.split_sizes}, out.dw1);
-  if (out.dx) GroupedGemmDgrad(ctx, dp, args.w1, out.dx);
+  // Where the caller does not say where dP goes, it takes P's place.
+  const Tensor dpre = args.dpre ? args.dpre.tensor : args.pre;
+  Tensor act = args.out.dw2 ? ctx.Empty({p.max_rows, p.ffn}, p.dtype) : Tensor();
+  BackwardProduct(ctx, p, args, dpre, act);
+  GroupedMlpWeightAndInputGradients(ctx, std::move(args), dpre, std::move(act));
 }
 
 }  // namespace

@@ -16,7 +16,10 @@ GroupedMlpImpl CudaGroupedMlp();
 void GroupedMlpForwardByOps(const Context& ctx, const GroupedMlpProblem& p,
                             const GroupedMlpForwardArgs& args);
 void GroupedMlpBackwardByOps(const Context& ctx, const GroupedMlpProblem& p,
-                             const GroupedMlpBackwardArgs& args);
+                             GroupedMlpBackwardArgs&& args);
+// What is left when dP and A are there. Lets go of dy, A and x, in this order.
+void GroupedMlpWeightAndInputGradients(const Context& ctx, GroupedMlpBackwardArgs&& args,
+                                       const Tensor& dpre, Tensor act);
 
 // f32, bf16: see the head of grouped_mlp_cpu.cc.
 GroupedMlpImpl CpuGroupedMlp();

@@ -28,7 +28,7 @@ void Forward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpFor
                  act, args.w2, args.y);
 }
 
-void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBackwardArgs& args) {
+void Backward(const Context& ctx, const GroupedMlpProblem& p, GroupedMlpBackwardArgs&& args) {
   const GroupedMlpGradients& out = args.out;
   const Tensor dact = ctx.Empty({p.max_rows, p.ffn}, p.dtype),
                act = ctx.Empty(dact.shape(), p.dtype);
@@ -38,14 +38,16 @@ void Backward(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpBa
   SwiGluBackwardRef(ctx, dact, args.pre, args.row_scale, args.split_sizes, dpre, out.dscale,
                     Write(act));
   if (out.dw1) {
-    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, out.dw2, p.out, p.ffn),
-                   args.split_sizes, args.dy, act, out.dw2);
-    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, out.dw1, 2 * p.ffn, p.hidden),
-                   args.split_sizes, dpre.tensor, args.x, out.dw1);
+    const Output dw2 = out.dw2.Get(), dw1 = out.dw1.Get();
+    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, dw2, p.out, p.ffn), args.split_sizes,
+                   args.dy, act, dw2);
+    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kWgrad, dw1, 2 * p.ffn, p.hidden),
+                   args.split_sizes, dpre.tensor, args.x, dw1);
   }
   if (out.dx) {
-    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kDgrad, out.dx, 2 * p.ffn, p.hidden),
-                   args.split_sizes, dpre.tensor, args.w1, out.dx);
+    const Output dx = out.dx.Get();
+    GroupedGemmRef(ctx, Product(p, GroupedGemmKind::kDgrad, dx, 2 * p.ffn, p.hidden),
+                   args.split_sizes, dpre.tensor, args.w1, dx);
   }
 }
 

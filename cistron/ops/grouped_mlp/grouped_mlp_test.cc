@@ -283,6 +283,8 @@ void CheckCase(const Context& ctx, const Case& test, DType dtype, const Exact& e
   check("pre", pre.Values().Slice(0, 0, rows), exact.pre, dtype);
   check("y", y.Values().Slice(0, 0, rows), exact.y, dtype);
   EXPECT_TRUE(pre.UntouchedBeyond(rows));
+  const Strided used_up({all, 2 * test.ffn}, dtype, margins);
+  used_up.Assign(pre.Values().Slice(0, 0, rows));
   if (mode == WriteMode::kWrite) {
     EXPECT_TRUE(y.UntouchedBeyond(rows));
   }
@@ -292,8 +294,9 @@ void CheckCase(const Context& ctx, const Case& test, DType dtype, const Exact& e
   const Output dscale = start(Tensor::Empty({all}, acc));
   const Output dw1 = start(Tensor::Empty(exact.w1.shape(), acc));
   const Output dw2 = start(Tensor::Empty(exact.w2.shape(), acc));
-  GroupedMlpBackward(ctx, {dy.view, splits}, x.view, pre.view, weights, scale,
-                     {.dx = {dx.view, mode}, .dscale = dscale, .dw1 = dw1, .dw2 = dw2});
+  GroupedMlpBackward(ctx, {dy.view, splits}, x.view, used_up.view, weights, scale,
+                     {.dx = Output{dx.view, mode}, .dscale = dscale, .dw1 = dw1, .dw2 = dw2});
+  EXPECT_TRUE(used_up.UntouchedBeyond(rows));
   check("dx", dx.Values().Slice(0, 0, rows), exact.dx, dtype);
   check("dscale", dscale.tensor.Slice(0, 0, rows), exact.dscale, acc);
   check("dw1", dw1.tensor, exact.dw1, acc);
@@ -384,7 +387,7 @@ Written RunAll(const Context& ctx, const Case& test) {
               Tensor::Empty(w.w1.shape(), DType::kF32), Tensor::Empty(w.w2.shape(), DType::kF32)};
   for (const Tensor& t : {out.pre, out.y, out.dx, out.dscale, out.dw1, out.dw2}) FillPoison(t);
   GroupedMlpForward(ctx, {x, splits}, w, scale, out.pre, Write(out.y));
-  GroupedMlpBackward(ctx, {dy, splits}, x, out.pre, w, scale,
+  GroupedMlpBackward(ctx, {dy, splits}, x, out.pre.Clone(), w, scale,
                      {.dx = Write(out.dx),
                       .dscale = Write(out.dscale),
                       .dw1 = Write(out.dw1),
@@ -435,7 +438,7 @@ TEST(GroupedMlpOp, ZeroTokenExpert) {
     const Context ctx = Context().WithImpl(impl);
     GroupedMlpForward(ctx, {exact.x, splits}, {exact.w1, exact.w2}, {}, pre, Write(y));
     const Tensor dw1 = exact.w1.Clone(), dw2 = exact.w2.Clone();
-    GroupedMlpBackward(ctx, {exact.dy, splits}, exact.x, pre, {exact.w1, exact.w2}, {},
+    GroupedMlpBackward(ctx, {exact.dy, splits}, exact.x, pre.Clone(), {exact.w1, exact.w2}, {},
                        {.dw1 = Accumulate(dw1), .dw2 = Accumulate(dw2)});
     for (const std::int64_t e : {0, 2}) {
       EXPECT_TRUE(Agrees(check::CompareBitwise("dw1", dw1.Select(e), exact.w1.Select(e))));
