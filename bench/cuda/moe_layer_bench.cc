@@ -2,12 +2,14 @@
 // peer_moe.py --what layer. One JSON line a case and variant, fields as the peers'.
 //
 //   moe_layer_bench [--case NAME] [--grad bf16|f32] [--seconds S] [--profile 1] [--once 1]
+//   [--by-ops 0]
 //
 // Variants take turns: as the library runs it, with the experts one op after another, and again.
 // A forward pass keeps nothing; "fwdbwd" keeps and frees all of it, gradients of weights are
 // allocated inside. `fwdbwd_ms` is the median of single calls, each waited for; `queued_ms` the
 // mean of calls that follow each other. TFLOP/s count 6·T·K·H·F and 18·T·K·H·F.
-// `--once 1`: two passes and nothing else, for a profiler that lists kernels.
+// `--by-ops 0`: as the library runs it alone, once. `--once 1`: two passes and nothing else, for a
+// profiler that lists kernels.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -39,7 +41,7 @@ struct Options {
   std::string only;
   DType grad = DType::kBF16;
   double seconds = 0.6;
-  bool profile = false, once = false;
+  bool profile = false, once = false, by_ops = true;
 };
 
 // Normal values, a block of them again and again: drawing a billion takes longer than all else.
@@ -171,8 +173,9 @@ void Run(const Case& c, const ops::Context& ctx, const Options& options) {
     return cuda::Synchronize(ctx.device());
   }
   const ops::Context by_ops = ctx.WithImpl("grouped_mlp=cuda");
-  for (const auto& [name, on] : {std::pair("cistron", ctx), std::pair("cistron_by_ops", by_ops),
-                                 std::pair("cistron", ctx)}) {
+  std::vector<std::pair<const char*, ops::Context>> variants = {{"cistron", ctx}};
+  if (options.by_ops) variants.insert(variants.end(), {{"cistron_by_ops", by_ops}, variants[0]});
+  for (const auto& [name, on] : variants) {
     const double forward = Called(ctx, options.seconds / 2, [&, on = on] { layer.Forward(on); });
     const std::function<void()> both = [&, on = on] { layer.Both(on); };
     both();
@@ -222,6 +225,7 @@ int main(int argc, char** argv) {
       options.grad = value == "f32" ? cistron::DType::kF32 : cistron::DType::kBF16;
     if (key == "--seconds") options.seconds = std::atof(value.c_str());
     if (key == "--profile") options.profile = value == "1";
+    if (key == "--by-ops") options.by_ops = value == "1";
     if (key == "--once") options.once = value == "1";
   }
   return cistron::Main(options);

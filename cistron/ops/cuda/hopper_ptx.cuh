@@ -62,6 +62,10 @@ __device__ __forceinline__ void BarrierArriveExpect(std::uint32_t barrier, std::
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+// Arrives at a barrier of this block and releases this thread's accesses to it.
+__device__ __forceinline__ void BarrierArrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
 // Arrives at a barrier of any block of the cluster (an address from MapToRank). Releases this
 // thread's accesses to its own block only: `.release.cluster` compiles to a device-wide MEMBAR, for
 // each stage, and products that wgmma has finished reading need none.
@@ -162,6 +166,25 @@ __device__ __forceinline__ void TmaWaitRead() {
 // Waits until this thread's stores are done.
 __device__ __forceinline__ void TmaWaitAll() {
   asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
+}
+
+// ---- copies by threads, asynchronous ----
+
+// 16 bytes, or 4, to shared memory; zeros where there is nothing to copy. Seen by this thread alone
+// after CopyAsyncWait.
+__device__ __forceinline__ void CopyAsync16(std::uint32_t shared, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void CopyAsync4(std::uint32_t shared, const void* from, bool there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared), "l"(from),
+               "r"(there ? 4 : 0)
+               : "memory");
+}
+// Until all of this thread's copies are there.
+__device__ __forceinline__ void CopyAsyncWait() {
+  asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
 
 // ---- ordinary shared memory ----

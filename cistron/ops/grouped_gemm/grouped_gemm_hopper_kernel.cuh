@@ -2,7 +2,8 @@
 //
 // A cluster of two blocks, one an SM, works on pairs of 128 × kBlockN tiles of all groups. In a
 // block one warp loads (the producer) and two warpgroups multiply and store (the consumers, 64 rows
-// each).
+// each). Where more is to be done than to store, the consumers hand their sums over to a fourth
+// warpgroup (the finisher) and multiply on.
 //
 //   Pairs       Two tiles below each other share their columns of b; the odd last row of tiles of a
 //               group is cut into pairs side by side, which share their rows of a. Each block loads
@@ -15,11 +16,14 @@
 //               the consumers overwrite the lines beyond the group's end in shared memory with
 //               zeros before they multiply.
 //   Overlap     A stage is free when each consumer has used it: the two need not keep step, and the
-//               producer loads the next tile while they store.
+//               producer loads the next tile while they store. A finisher has a tile's whole main
+//               loop for the arithmetic of the one before, which costs consumers the time in which
+//               they round their sums and write them to shared memory.
 //
-// Ideas: CUTLASS's cooperative Hopper kernels (roles, setmaxnreg, multicast) and DeepGEMM (grouped
-// tiles in a persistent grid). grouped_gemm_hopper_walk.cuh has the order of tiles and the layout
-// of shared memory; docs/performance-notes.md has what was tried and measured.
+// Ideas: CUTLASS's cooperative Hopper kernels (roles, setmaxnreg, multicast), its Blackwell ones
+// (warps of their own for the epilogue) and DeepGEMM (grouped tiles in a persistent grid).
+// grouped_gemm_hopper_walk.cuh has the order of tiles and the layout of shared memory;
+// docs/performance-notes.md has what was tried and measured.
 #pragma once
 
 #include "cistron/ops/cuda/hopper_ptx.cuh"
@@ -57,8 +61,7 @@ __device__ void LoadHalf(const CUtensorMap* map, std::uint32_t shared, std::uint
 
 template <class T>
 __device__ void Produce(const SharedLayout<T>& shared, const CUtensorMap* map_a,
-                        const CUtensorMap* map_b, const CUtensorMap* map_c, const KernelArgs& args,
-                        int rank) {
+                        const CUtensorMap* map_b, const KernelArgs& args, int rank) {
   const bool leader = threadIdx.x % 32 == 0;
   TileWalk<T> walk(args, rank);
   Ring<T::kStages> ring;
@@ -94,15 +97,6 @@ __device__ void Produce(const SharedLayout<T>& shared, const CUtensorMap* map_a,
         load_b(0, false);
         load_b(1, false);
       }
-    }
-    for (int part = 0; part < T::kEpilogueStages; ++part, ring.Advance()) {
-      const std::uint32_t full = shared.Full(ring.stage);
-      hopper::BarrierWait(shared.Empty(ring.stage), ring.phase ^ 1);
-      hopper::BarrierArriveExpect(full, T::kEpilogueBytes);
-      const int x = tile.n + part * kChunk, y = tile.row_begin + tile.m;
-      hopper::TmaLoad(shared.A(ring.stage), map_c, full, x, y, 0);
-      hopper::TmaLoad(shared.A(ring.stage) + T::kEpilogueBytes / 2, map_c, full, args.cols + x, y,
-                      0);
     }
   }
 }
@@ -159,9 +153,9 @@ __device__ void ZeroTail(std::uint32_t a, std::uint32_t b, int valid, int named_
 }
 
 template <class T>
-using StoreOf = std::conditional_t<
-    T::kEpilogue == Epilogue::kStore, TileStore<T>,
-    std::conditional_t<T::kEpilogue == Epilogue::kSwiGlu, SwiGluStore<T>, SwiGluBackwardStore<T>>>;
+using TileSink = std::conditional_t<
+    T::kHandsOver, TileHandOver<T>,
+    std::conditional_t<T::kEpilogue == Epilogue::kSwiGlu, SwiGluStore<T>, TileStore<T>>>;
 
 template <class T>
 __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
@@ -175,7 +169,7 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
     }
   };
   TileWalk<T> walk(args, rank);
-  StoreOf<T> store(shared, map_c, args);
+  TileSink<T> sink(shared, map_c, args, consumer);
   Ring<T::kStages> ring;
   Tile next;
   Deal<T> deal(shared, args, walk.Step());
@@ -192,7 +186,7 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
     const bool any = m < (T::kWgrad ? args.rows : tile.group_rows) && tile.n < args.cols;
     if (!any) {
       // Nothing to compute, yet the pair counts on this consumer to free its stages.
-      for (int block = 0; block < blocks + T::kEpilogueStages; ++block, ring.Advance()) {
+      for (int block = 0; block < blocks; ++block, ring.Advance()) {
         hopper::BarrierWait(shared.Full(ring.stage), ring.phase);
         release(ring.stage);
       }
@@ -217,26 +211,41 @@ __device__ void Consume(const SharedLayout<T>& shared, const CUtensorMap* map_c,
       if (used >= 0) release(used);
       used = ring.stage;
     }
-    const int warp_m = m + threadIdx.x % kConsumerThreads / 32 * kWarpM;
     find_next();  // while the last products run
-    store.Begin(tile, warp_m);
+    sink.Begin(tile, m + threadIdx.x % kConsumerThreads / 32 * kWarpM);
     hopper::WgmmaWait<0>();
     if (used >= 0) release(used);
-    if constexpr (T::kEpilogueStages > 0) {
-#pragma unroll
-      for (int part = 0; part < T::kEpilogueStages; ++part, ring.Advance()) {
-        hopper::BarrierWait(shared.Full(ring.stage), ring.phase);
-        store.RunPart(sums, part, shared.A(ring.stage) + consumer * kChunkBytes, tile, warp_m,
-                      [&] { release(ring.stage); });
-      }
-    }
-    store.Run(sums, tile, warp_m);
+    sink.Run(sums, tile, m + threadIdx.x % kConsumerThreads / 32 * kWarpM);
   }
-  store.Finish();
+  sink.Finish();
+}
+
+// ---- finisher ----
+
+template <class T>
+using FinishOf =
+    std::conditional_t<T::kEpilogue == Epilogue::kSwiGlu, SwiGluFinish<T>, SwiGluBackwardFinish<T>>;
+
+// The warps of the finisher walk the tiles as consumers do, a main loop behind them.
+template <class T>
+__device__ void Finish(const SharedLayout<T>& shared, const KernelArgs& args, int rank) {
+  TileWalk<T> walk(args, rank);
+  FinishOf<T> finish(shared, args);
+  Tile next;
+  Deal<T> deal(shared, args, walk.Step());
+  int index = walk.First();
+  bool more = walk.Find(index, next);
+  while (more) {
+    const Tile tile = next;
+    index = deal.Next(index);  // before the tile: nobody draws on until all have read this
+    more = walk.Find(index, next);
+    const bool next_too = more && next.n < args.cols;
+    if (tile.n < args.cols) finish.Run(tile, next, next_too);
+  }
 }
 
 template <class T>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(T::kThreads, 1)
     sm90_grouped_gemm_kernel(const __grid_constant__ CUtensorMap map_a,
                              const __grid_constant__ CUtensorMap map_b,
                              const __grid_constant__ CUtensorMap map_c,
@@ -248,14 +257,18 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     hopper::PrefetchTensorMap(&map_a);
     hopper::PrefetchTensorMap(&map_b);
-    hopper::PrefetchTensorMap(&map_c);
+    if constexpr (T::kEpilogue == Epilogue::kStore) hopper::PrefetchTensorMap(&map_c);
     for (int stage = 0; stage < T::kStages; ++stage) {
       hopper::BarrierInit(shared.Full(stage), 1);
       hopper::BarrierInit(shared.Empty(stage), kCluster * kConsumerWarps);
     }
     for (int slot = 0; slot < kDealSlots; ++slot) {
       hopper::BarrierInit(shared.DealFull(slot), 1);
-      hopper::BarrierInit(shared.DealEmpty(slot), kCluster * (kConsumerWarps + 1));
+      hopper::BarrierInit(shared.DealEmpty(slot), kCluster * Deal<T>::kReaders);
+    }
+    for (int consumer = 0; T::kHandsOver && consumer < kBlockM / kConsumerM; ++consumer) {
+      hopper::BarrierInit(shared.HandedFull(consumer), kConsumerWarps / 2);
+      hopper::BarrierInit(shared.HandedEmpty(consumer), kFinisherWarps);
     }
     hopper::FenceBarrierInit();
   }
@@ -265,14 +278,19 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
 
   const int warpgroup = static_cast<int>(threadIdx.x) / kConsumerThreads;
   if (warpgroup == 2) {
-    hopper::SetMaxRegistersDown<kProducerRegisters>();
+    hopper::SetMaxRegistersDown<T::kProducerRegisters>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (warp == kConsumerWarps) Produce<T>(shared, &map_a, &map_b, &map_c, args, rank);
+    if (warp == kConsumerWarps) Produce<T>(shared, &map_a, &map_b, args, rank);
     if (warp == kConsumerWarps + 1 && rank == 0 && args.next_tile != nullptr) {
       DrawTiles<T>(shared, args);
     }
+  } else if (warpgroup == 3) {
+    if constexpr (T::kHandsOver) {
+      hopper::SetMaxRegistersUp<T::kFinisherRegisters>();
+      Finish<T>(shared, args, rank);
+    }
   } else {
-    hopper::SetMaxRegistersUp<kConsumerRegisters>();
+    hopper::SetMaxRegistersUp<T::kConsumerRegisters>();
     Consume<T>(shared, &map_c, args, rank, warpgroup);
   }
   // The other block may still write into this one's stages and barriers.

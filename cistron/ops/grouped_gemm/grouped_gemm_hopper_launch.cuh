@@ -119,7 +119,7 @@ void LaunchKernel(const HopperTiles& tiles, void* counter, cudaStream_t stream,
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(tiles.blocks));
-  config.blockDim = dim3(kThreads);
+  config.blockDim = dim3(T::kThreads);
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = stream;
   config.attrs = &attribute;

@@ -70,7 +70,7 @@ template <class T>
 class TileStore {
  public:
   __device__ TileStore(const SharedLayout<T>& shared, const CUtensorMap* map,
-                       const KernelArgs& args)
+                       const KernelArgs& args, int)
       : map_(map), args_(args), buffers_(shared.Store(threadIdx.x / 32)) {}
 
   __device__ void Begin(const Tile&, int) {}
@@ -189,6 +189,41 @@ class TileStore {
   std::uint32_t buffers_;
   int lane_ = threadIdx.x % 32;
   bool odd_ = false;
+};
+
+// Rounds a consumer's sums and leaves them to the finisher, which gives the buffer back.
+template <class T>
+class TileHandOver {
+ public:
+  __device__ TileHandOver(const SharedLayout<T>& shared, const CUtensorMap*, const KernelArgs&,
+                          int consumer)
+      : full_(shared.HandedFull(consumer)),
+        empty_(shared.HandedEmpty(consumer)),
+        lines_(shared.Handed(consumer) +
+               threadIdx.x % kConsumerThreads / 32 * kWarpM * hopper::kSwizzleLine) {}
+
+  __device__ void Begin(const Tile&, int) {}
+
+  __device__ void Run(float (&sums)[T::kSums], const Tile&, int) {
+    const int lane = threadIdx.x % 32;
+    hopper::BarrierWait(empty_, phase_ ^ 1);
+    phase_ ^= 1;
+#pragma unroll
+    for (int part = 0; part < T::kBlockN / kChunk; ++part) {
+#pragma unroll
+      for (int j = 0; j < kChunk / 16; ++j) {
+        StoreFragment(lines_ + part * kChunkBytes, lane, j, sums + part * (kChunk / 2) + 8 * j);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) hopper::BarrierArrive(full_);
+  }
+
+  __device__ void Finish() {}
+
+ private:
+  std::uint32_t full_, empty_, lines_;
+  std::uint32_t phase_ = 0;
 };
 
 }  // namespace cistron::ops::internal::sm90

@@ -15,7 +15,6 @@ namespace cistron::ops::internal::sm90 {
 
 inline constexpr int kBlockM = kHopperBlockM;
 inline constexpr int kBlockK = kHopperBlockK;
-inline constexpr int kThreads = 384;
 inline constexpr int kCluster = 2;
 // Rows of a consumer, and its part of an operand's stage.
 inline constexpr int kConsumerM = 64;
@@ -31,26 +30,28 @@ inline constexpr int kChunkBytes = kChunk * hopper::kSwizzleLine;
 // that tiles begin nearly in their order.
 inline constexpr int kDealSlots = 1;
 inline constexpr int kNoTile = 0x7FFFFFFF;  // an index beyond all tiles
-// Registers a thread: 168 for each of 384 threads at entry, shared out anew between the roles.
-inline constexpr int kProducerRegisters = 56;
-inline constexpr int kConsumerRegisters = 224;
+// Warps of an epilogue that does not run in the consumers, and threads.
+inline constexpr int kFinisherWarps = 4;
+inline constexpr int kFinisherThreads = 32 * kFinisherWarps;
 
 // What is done with the sums of a tile.
 enum class Epilogue {
-  kStore,           // c (= or +=) sums
-  kSwiGlu,          // half of the columns are gates, half ups: grouped_gemm_hopper_swiglu.cuh
+  kStore,  // c (= or +=) sums, by the consumers
+  // grouped_gemm_hopper_swiglu.cuh; but for the widest tiles by warps of their own, to which the
+  // consumers hand their sums over, rounded
+  kSwiGlu,          // half of the columns are gates, half ups
   kSwiGluBackward,  // the sums are dA
 };
 
 // Of the two SwiGLU epilogues; rows are those of the operands, strides in elements.
 struct SwiGluArgs {
   const float* row_scale;  // null: 1
-  // [gate | up]: written forward, null when not wanted; read backward, by its tensor map.
+  // [gate | up]: written forward, null when not wanted; read backward.
   __nv_bfloat16* pre;
   std::int64_t ld_pre;
   __nv_bfloat16* act;  // A; backward null when not wanted
   std::int64_t ld_act;
-  __nv_bfloat16* dpre;  // [dgate | dup]
+  __nv_bfloat16* dpre;  // [dgate | dup]; may be pre
   std::int64_t ld_dpre;
   float* scale_parts;  // [tiles across, max_rows]: sums of dA·silu(gate)·up over a tile's columns
 };
@@ -86,7 +87,6 @@ struct Traits {
   static constexpr bool kTransposeB = kKind != GroupedGemmKind::kForward;
 
   static constexpr int kBlockN = kBlockNOf;
-  static constexpr int kStages = HopperStages(kBlockN);
   static constexpr int kBytesA = kBlockM * kBlockK * 2;
   static constexpr int kBytesB = kBlockN * kBlockK * 2;
   static constexpr int kStageBytes = kBytesA + kBytesB;
@@ -96,11 +96,21 @@ struct Traits {
   static constexpr Epilogue kEpilogue = kEpilogueOf;
   // Columns of c by which tiles are apart: gates and their ups share a tile.
   static constexpr int kTileCols = kEpilogue == Epilogue::kSwiGlu ? kBlockN / 2 : kBlockN;
-  // Stages of the ring that bring the epilogue's operand, kChunk columns of gate and up each.
-  static constexpr int kEpilogueStages =
-      kEpilogue == Epilogue::kSwiGluBackward ? kBlockN / kChunk : 0;
-  static constexpr int kEpilogueBytes = 2 * kBlockM * hopper::kSwizzleLine;
-  static_assert(kEpilogueBytes <= kStageBytes);
+  static constexpr bool kHandsOver = kEpilogue != Epilogue::kStore && kBlockN < 256;
+  static_assert(kHandsOver || kEpilogue != Epilogue::kSwiGluBackward);
+  static constexpr int kStages = HopperStages(kBlockN, kHandsOver);
+
+  // Warpgroups: two consumers, the producer and, where there is one, the finisher. Registers a
+  // thread: an SM's 65,536 in equal parts at entry, shared out anew between the roles.
+  static constexpr int kThreads = kHandsOver ? 512 : 384;
+  static constexpr int kProducerRegisters = 56;
+  static constexpr int kConsumerRegisters = kHandsOver ? 136 : 224;
+  static constexpr int kFinisherRegisters = 184;
+  // The compiler wants a tile's sums to fit in the equal part.
+  static_assert(!kHandsOver || kSums < 65536 / kThreads);
+  static_assert(kProducerRegisters + 2 * kConsumerRegisters +
+                    (kHandsOver ? kFinisherRegisters : 0) <=
+                65536 / kConsumerThreads);
 };
 
 // ---- which tile ----
@@ -232,13 +242,17 @@ struct Ring {
   }
 };
 
-// Shared memory: stages of a and b, two store buffers a warp, barriers.
+// Shared memory: stages of a and b; two store buffers a warp, or the tile that is handed over;
+// barriers.
 template <class T>
 struct SharedLayout {
   std::uint32_t base;
   static constexpr int kStoreOffset = T::kStages * T::kStageBytes;
-  static constexpr int kBarrierOffset = kStoreOffset + kConsumerWarps * 2 * kStoreBytes;
-  static constexpr int kDealOffset = kBarrierOffset + 2 * T::kStages * 8;
+  static constexpr int kBarrierOffset =
+      kStoreOffset + (T::kHandsOver ? kBlockM * T::kBlockN * 2 + HopperReadAheadBytes(T::kBlockN)
+                                    : kConsumerWarps * 2 * kStoreBytes);
+  static constexpr int kHandedOffset = kBarrierOffset + 2 * T::kStages * 8;
+  static constexpr int kDealOffset = kHandedOffset + 4 * 8;
   static constexpr int kBytes = kDealOffset + kDealSlots * 24;
 
   __device__ std::uint32_t A(int stage) const { return base + stage * T::kStageBytes; }
@@ -246,6 +260,24 @@ struct SharedLayout {
   __device__ std::uint32_t Store(int warp) const {
     return base + kStoreOffset + warp * 2 * kStoreBytes;
   }
+  // The half of a tile that a consumer hands over, kChunk columns after another, each a swizzled
+  // buffer of kConsumerM lines; a barrier for when it is there and one for when it may be replaced.
+  __device__ std::uint32_t Handed(int consumer) const {
+    return base + kStoreOffset + consumer * kConsumerM * T::kBlockN * 2;
+  }
+  // 16 bytes for each thread of the finisher, `vector` of 2 · kBlockN / kChunk; and a word for
+  // each.
+  __device__ std::uint32_t ReadAhead(int vector) const {
+    return Handed(2) + (vector * kFinisherThreads + threadIdx.x % kFinisherThreads) * 16;
+  }
+  __device__ std::uint32_t ScaleAhead() const {
+    return Handed(2) + T::kBlockN / kChunk * 2 * kFinisherThreads * 16 +
+           threadIdx.x % kFinisherThreads * 4;
+  }
+  __device__ std::uint32_t HandedFull(int consumer) const {
+    return base + kHandedOffset + consumer * 8;
+  }
+  __device__ std::uint32_t HandedEmpty(int consumer) const { return HandedFull(2 + consumer); }
   __device__ std::uint32_t Full(int stage) const { return base + kBarrierOffset + stage * 8; }
   __device__ std::uint32_t Empty(int stage) const { return Full(T::kStages + stage); }
   __device__ std::uint32_t DealFull(int slot) const { return base + kDealOffset + slot * 24; }
@@ -261,6 +293,9 @@ struct SharedLayout {
 template <class T>
 class Deal {
  public:
+  // Warps of a block that read what was drawn.
+  static constexpr int kReaders = kConsumerWarps + 1 + (T::kHandsOver ? kFinisherWarps : 0);
+
   __device__ Deal(const SharedLayout<T>& shared, const KernelArgs& args, int step)
       : shared_(shared), args_(args), step_(step) {}
 

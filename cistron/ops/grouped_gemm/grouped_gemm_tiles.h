@@ -11,17 +11,24 @@ namespace cistron::ops::internal {
 inline constexpr int kHopperBlockM = 128;
 inline constexpr int kHopperBlockK = 64;
 
-// Stages of bf16 operands that fit in an SM's shared memory beside the store buffers.
-constexpr int HopperStages(int block_n) {
+// What 128 threads of an epilogue read ahead: 16 bytes of gates and of ups in each 64 columns, and
+// a row's scale.
+constexpr int HopperReadAheadBytes(int block_n) {
+  return 128 * (block_n / 64 * 2 * 16 + 4);
+}
+// Stages of bf16 operands that fit in an SM's shared memory beside the store buffers, or beside a
+// whole tile of bf16 results that an epilogue takes over, with what it reads ahead.
+constexpr int HopperStages(int block_n, bool hands_over = false) {
   constexpr int kSharedBytes = 227 * 1024;
-  constexpr int kStoreBytes = 4 * 64 * 128;
   constexpr int kBarrierBytes = 256;
-  return (kSharedBytes - kStoreBytes - kBarrierBytes) /
+  const int store_bytes =
+      hands_over ? kHopperBlockM * block_n * 2 + HopperReadAheadBytes(block_n) : 4 * 64 * 128;
+  return (kSharedBytes - store_bytes - kBarrierBytes) /
          ((kHopperBlockM + block_n) * kHopperBlockK * 2);
 }
 
 struct HopperTiles {
-  int block_n;  // 256, 192 or 128 columns of the result
+  int block_n;  // 256, 192 or 128 columns
   int stages;
   int blocks;  // of the grid, a multiple of the cluster of two
   // Pairs of row tiles that are walked together over all columns of a group.

@@ -20,6 +20,8 @@ TEST(GroupedGemmTiles, StagesFitInSharedMemory) {
     const std::int64_t stage = (kHopperBlockM + block_n) * kHopperBlockK * 2;
     EXPECT_GE(HopperStages(block_n), 4) << block_n;
     EXPECT_LE(HopperStages(block_n) * stage + 32 * 1024 + 256, kSharedBytes) << block_n;
+    const std::int64_t handed = kHopperBlockM * block_n * 2 + HopperReadAheadBytes(block_n);
+    EXPECT_LE(HopperStages(block_n, true) * stage + handed + 256, kSharedBytes) << block_n;
   }
 }
 
@@ -79,13 +81,19 @@ TEST(GroupedGemmTiles, SwiGluTilesHoldAsManyGatesAsUps) {
         for (const std::int64_t ffn : {8, 768, 2688, 14336}) {
           const HopperTiles t =
               ChooseHopperSwiGluTiles(backward, groups, rows, ffn, 4096, kMultiprocessors);
-          EXPECT_TRUE(t.block_n == 256 || t.block_n == 128);
-          EXPECT_EQ(t.stages, HopperStages(t.block_n));
+          EXPECT_TRUE((!backward && t.block_n == 256) || t.block_n == 192 || t.block_n == 128);
+          EXPECT_EQ(t.stages, HopperStages(t.block_n, /*hands_over=*/t.block_n < 256));
+          EXPECT_GE(t.stages, 4);
         }
       }
     }
   }
-  // 14336 gates take twice as many tiles of 256 columns as 14336 columns of dA.
+  const auto width_of_forward = [](std::int64_t depth) {
+    return ChooseHopperSwiGluTiles(false, 8, 131072, 14336, depth, kMultiprocessors).block_n;
+  };
+  EXPECT_EQ(width_of_forward(768), 192);
+  EXPECT_EQ(width_of_forward(8192), 256);
+  // 14336 gates take twice as many tiles as 14336 columns of dA.
   EXPECT_TRUE(ChooseHopperSwiGluTiles(false, 8, 16384, 14336, 4096, kMultiprocessors).drawn);
 }
 

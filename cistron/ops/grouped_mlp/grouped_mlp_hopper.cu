@@ -27,22 +27,26 @@ __nv_bfloat16* Elements(const Tensor& t) {
 
 template <GroupedGemmKind kKind, int kBlockN, Epilogue kEpilogue>
 void Launch(const Context& ctx, const HopperTiles& tiles, const Tensor& a, const Tensor& w,
-            const Tensor& c, const sm90::KernelArgs& args) {
+            const sm90::KernelArgs& args) {
   using T = sm90::Traits<kKind, kBlockN, __nv_bfloat16, kEpilogue>;
   const Tensor counter = tiles.drawn ? ctx.Empty({1}, DType::kI32) : Tensor();
-  // The epilogue's own operand, where it has one.
-  const CUtensorMap map_c = sm90::Encode(Rows(c), sm90::kChunk, sm90::kBlockM);
   sm90::LaunchKernel<T>(tiles, counter ? counter.raw() : nullptr, StreamOf(ctx),
                         sm90::EncodeOperand<T::kTransposeA, sm90::kBlockM>(Rows(a)),
-                        sm90::EncodeOperand<T::kTransposeB, kBlockN>(Weights(w)), map_c, args);
+                        sm90::EncodeOperand<T::kTransposeB, kBlockN>(Weights(w)), CUtensorMap{},
+                        args);
 }
 
 template <GroupedGemmKind kKind, Epilogue kEpilogue>
 void LaunchTiles(const Context& ctx, const HopperTiles& tiles, const Tensor& a, const Tensor& w,
-                 const Tensor& c, const sm90::KernelArgs& args) {
+                 const sm90::KernelArgs& args) {
   switch (tiles.block_n) {
-    case 256: return Launch<kKind, 256, kEpilogue>(ctx, tiles, a, w, c, args);
-    case 128: return Launch<kKind, 128, kEpilogue>(ctx, tiles, a, w, c, args);
+    case 256:
+      if constexpr (kEpilogue == Epilogue::kSwiGlu) {
+        return Launch<kKind, 256, kEpilogue>(ctx, tiles, a, w, args);
+      }
+      break;
+    case 192: return Launch<kKind, 192, kEpilogue>(ctx, tiles, a, w, args);
+    case 128: return Launch<kKind, 128, kEpilogue>(ctx, tiles, a, w, args);
     default: break;
   }
   CISTRON_THROW(kInternal, "grouped_mlp: no kernel has tiles of {} columns", tiles.block_n);
@@ -67,7 +71,7 @@ void ForwardProduct(const Context& ctx, const GroupedMlpProblem& p, const Groupe
                  .act = Elements(act),
                  .ld_act = act.stride(0)},
   };
-  LaunchTiles<GroupedGemmKind::kForward, Epilogue::kSwiGlu>(ctx, tiles, in.x, in.w1, act, args);
+  LaunchTiles<GroupedGemmKind::kForward, Epilogue::kSwiGlu>(ctx, tiles, in.x, in.w1, args);
 }
 
 // dscale (= or +=) the sums of a row's tiles, in order.
@@ -100,14 +104,15 @@ void BackwardProduct(const Context& ctx, const GroupedMlpProblem& p,
       .depth = static_cast<int>(p.out),
       .split_sizes = split_sizes,
       .swiglu = {.row_scale = DataOrNull<float>(in.row_scale),
+                 .pre = Elements(in.pre),
+                 .ld_pre = in.pre.stride(0),
                  .act = Elements(act),
                  .ld_act = act ? act.stride(0) : 0,
                  .dpre = Elements(dpre),
                  .ld_dpre = dpre.stride(0),
                  .scale_parts = DataOrNull<float>(parts)},
   };
-  LaunchTiles<GroupedGemmKind::kDgrad, Epilogue::kSwiGluBackward>(ctx, tiles, in.dy, in.w2, in.pre,
-                                                                  args);
+  LaunchTiles<GroupedGemmKind::kDgrad, Epilogue::kSwiGluBackward>(ctx, tiles, in.dy, in.w2, args);
   if (!dscale) return;
   sum_scale_parts_kernel<<<static_cast<unsigned>((p.max_rows + kThreads - 1) / kThreads), kThreads,
                            0, StreamOf(ctx)>>>(parts.data<float>(), static_cast<int>(across),

@@ -406,6 +406,8 @@ TEST(GroupedMlpHopper, TheBitsOfOneOpAfterAnother) {
            Case{"random", {259, 1, 640, 77, 300, 0, 128, 129}, 192, 520, 264, 7},
            Case{"128 groups", many, 64, 88, 64, 3},
            Case{"no row scale", {300, 40}, 128, 256, 128, 0, false},
+           // Tiles of 256 columns, which are chosen for several waves of long sums.
+           Case{"long sums", {2000, 48}, 3136, 4096, 64},
        }) {
     const std::optional<Context> ctx = HopperContext(test);
     if (!ctx) GTEST_SKIP() << "no GPU that the Hopper kernels run on";
