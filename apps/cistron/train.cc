@@ -65,11 +65,13 @@ class TrainCommand final : public Command {
     train::LoadedConfig loaded = train::LoadRunConfig(preset, overrides_);
     train::ResolveDataPaths(loaded.config, preset);
     train::ResolveInit(loaded);
-    train::CheckRunConfig(loaded);
     if (print_config_) {
+      train::CheckStep(
+          loaded);  // a preset may leave its data to the user, and its device elsewhere
       fmt::print("{}", train::ToYaml(loaded.config));
       return kOk;
     }
+    train::CheckRunConfig(loaded);
     if (explain_) {
       fmt::print("{}", train::ExplainRun(loaded));
       return kOk;

@@ -73,10 +73,6 @@ void CheckRanks(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const std::int64_t ranks = c.Ranks();
   if (ranks == 1) return;
-  if (c.device == DeviceChoice::kCuda) {
-    CISTRON_THROW(kUnsupported, "{}: {} ranks on GPUs; this version runs many ranks on CPUs alone",
-                  loaded.Where(c.parallel.ep > 1 ? "parallel.ep" : "parallel.dp"), ranks);
-  }
   if (c.precision == Precision::kFp8Delayed) {
     CISTRON_THROW(kUnsupported,
                   "{}={}: the amax of delayed scaling is not yet shared by {} ranks; train in "
@@ -101,6 +97,17 @@ void CheckRanks(const LoadedConfig& loaded) {
                   loaded.Where("batch.micro_tokens"), c.batch.micro_tokens,
                   rows / ranks * c.data.seq_len, ranks);
   }
+}
+
+// Of a run, not of one that is planned.
+void CheckDevices(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  if (c.device != DeviceChoice::kCuda) return;
+  if (c.Ranks() > 1) {
+    CISTRON_THROW(kUnsupported, "{}: {} ranks on GPUs; this version runs many ranks on CPUs alone",
+                  loaded.Where(c.parallel.ep > 1 ? "parallel.ep" : "parallel.dp"), c.Ranks());
+  }
+  cuda::RequireDevice(0);
 }
 
 // "model.layers.3.mlp.gate.weight" with the number replaced by N: what all layers have.
@@ -384,7 +391,7 @@ void CheckStep(const LoadedConfig& loaded) {
 
 void CheckRunConfig(const LoadedConfig& loaded) {
   CheckStep(loaded);
-  if (loaded.config.device == DeviceChoice::kCuda) cuda::RequireDevice(0);
+  CheckDevices(loaded);
   CheckData(loaded);
   if (loaded.config.output.empty()) {
     CISTRON_THROW(kBadInput, "output names no directory; give output=DIRECTORY");

@@ -6,6 +6,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
 
 #include "cistron/base/error.h"
 #include "cistron/tensor/cuda_backend.h"
@@ -368,19 +371,43 @@ TEST(RunConfig, ComparisonShowsWhatDiffersAndSkipsMechanicalKeys) {
 
 TEST(RunConfig, PresetsLoadAndPassTheirChecks) {
   const std::filesystem::path folder = std::filesystem::path(CISTRON_SOURCE_DIR) / "configs";
-  int presets = 0;
+  std::set<std::string> presets;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     SCOPED_TRACE(entry.path().string());
     LoadedConfig loaded = LoadRunConfig(entry.path(), {});
+    CheckStep(loaded);  // as it is, whatever this machine has
     ResolveDataPaths(loaded.config, entry.path());
-    loaded.config.device = DeviceChoice::kCpu;  // whatever this machine has
-    CheckRunConfig(loaded);
     for (const auto& file : loaded.config.data.train) {
       EXPECT_TRUE(std::filesystem::exists(file.path)) << file.path;
     }
-    ++presets;
+    // A preset that leaves the data to the user says so, and misses nothing else.
+    if (loaded.config.data.train.empty()) {
+      std::stringstream text;
+      text << std::ifstream(entry.path()).rdbuf();
+      EXPECT_THAT(text.str(), HasSubstr("data.train=FILE"));
+      loaded = LoadRunConfig(entry.path(), {"data.train=mine.fa"});
+    }
+    loaded.config.device = DeviceChoice::kCpu;
+    CheckRunConfig(loaded);
+    presets.insert(entry.path().stem().string());
   }
-  EXPECT_GE(presets, 1);
+  EXPECT_THAT(presets, ::testing::IsSupersetOf({"L0_sanity", "L1_8x7B_ep", "L1_8x7B_bench",
+                                                "og2_8x1B", "protein_moe", "ecoli_2min"}));
+}
+
+TEST(RunConfig, PresetsOfManyRanks) {
+  const LoadedConfig two = LoadRunConfig(FindPreset("L0_sanity"), {"parallel.ep=2"});
+  CheckStep(two);
+  EXPECT_EQ(two.config.RowsPerMicroBatch() * 2, two.config.RowsPerStep());
+  const RunConfig mixtral = LoadRunConfig(FindPreset("L1_8x7B_ep"), {}).config;
+  EXPECT_EQ(mixtral.Ranks(), 8);
+  // 45.1 G of experts and 1.35 G of all else.
+  EXPECT_EQ(model::ParameterCount(mixtral.model),
+            32LL * 8 * 3 * 4096 * 14336 + 32LL * 10 * 4096 * 1024 + 32LL * (8 + 2) * 4096 + 4096 +
+                2LL * 256 * 4096);
+  const RunConfig og2 = LoadRunConfig(FindPreset("og2_8x1B"), {}).config;
+  EXPECT_EQ(model::ParameterCount(og2.model), 16LL * 8 * 3 * 2048 * 4096 + 16LL * 6 * 2048 * 1024 +
+                                                  16LL * (8 + 2) * 2048 + 2048 + 2LL * 256 * 2048);
 }
 
 TEST(RunConfig, MissingPresetListsTheKnownOnes) {
