@@ -16,9 +16,6 @@
 namespace cistron::comm {
 namespace {
 
-// An all-reduce whose ranks send everything to everybody takes one round instead of two; beyond so
-// many bytes in all, the traffic costs more than the round.
-constexpr std::int64_t kOneRoundBytes = std::int64_t{32} << 10;
 // What a reduction receives before it adds: small enough to be in the cache when it does.
 constexpr std::int64_t kScratchBytes = std::int64_t{4} << 20;
 

@@ -1,6 +1,7 @@
 // The communicator of host memory: collectives over a transport, checks, watchdog messages.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -11,6 +12,10 @@
 #include "cistron/comm/transport.h"
 
 namespace cistron::comm {
+
+// An all-reduce whose ranks send everything to everybody takes one round instead of two; beyond so
+// many bytes in all, the traffic costs more than the round.
+inline constexpr std::int64_t kOneRoundBytes = std::int64_t{32} << 10;
 
 class HostCommunicator final : public Communicator {
  public:

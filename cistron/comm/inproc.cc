@@ -68,10 +68,13 @@ struct Group {
 // What all ranks of a run share.
 class World {
  public:
-  World(int ranks, const Options& options)
-      : options_(options), left_(static_cast<std::size_t>(ranks)) {}
+  World(int ranks, const Options& options, const MessageObserver& observer)
+      : options_(options), observer_(observer), left_(static_cast<std::size_t>(ranks)) {}
 
   const Options& options() const { return options_; }
+  void Observe(int from, int to, std::int64_t bytes) const {
+    if (observer_) observer_(from, to, bytes);
+  }
 
   // The group of these ranks and this context; its first member makes it.
   std::shared_ptr<Group> Join(const std::vector<int>& ranks, std::int64_t context) {
@@ -121,6 +124,7 @@ class World {
   }
 
   const Options options_;
+  const MessageObserver observer_;
   mutable std::mutex mutex_;
   std::map<std::pair<std::int64_t, std::vector<int>>, std::weak_ptr<Group>> groups_;
   std::string message_;
@@ -176,6 +180,7 @@ class InprocTransport final : public Transport {
   Mailbox& own() { return group_->mailbox(rank_); }
 
   void Deliver(Channel channel, const ConstMessage& send, bool copy) {
+    world_->Observe(WorldRank(rank_), WorldRank(send.peer), send.bytes);
     Packet packet{rank_, channel, send.data, send.bytes, {}};
     if (copy) {
       packet.copy.assign(send.data, send.data + send.bytes);
@@ -292,11 +297,12 @@ class InprocTransport final : public Transport {
 
 }  // namespace
 
-void RunRanks(int ranks, const std::function<void(Communicator&)>& f, const Options& options) {
+void RunRanks(int ranks, const std::function<void(Communicator&)>& f, const Options& options,
+              const MessageObserver& observer) {
   CISTRON_CHECK(ranks >= 1, "RunRanks: {} ranks; at least one is needed", ranks);
   CISTRON_CHECK(options.limit.count() > 0, "RunRanks: a limit of {} ms; it must be positive",
                 options.limit.count());
-  const auto world = std::make_shared<World>(ranks, options);
+  const auto world = std::make_shared<World>(ranks, options, observer);
   std::vector<int> everyone(static_cast<std::size_t>(ranks));
   std::iota(everyone.begin(), everyone.end(), 0);
   const std::shared_ptr<Group> group = world->Join(everyone, 0);

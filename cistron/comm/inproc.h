@@ -1,6 +1,7 @@
 // Ranks that are threads of this process: for tests, simulations, and several ranks without MPI.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 #include "cistron/comm/communicator.h"
@@ -12,6 +13,9 @@ inline Options InprocOptions() {
   return {.checked = true};
 }
 
+// Told of every message, by the sender's thread, several at a time: ranks of the world, and bytes.
+using MessageObserver = std::function<void(int from, int to, std::int64_t bytes)>;
+
 // Runs f on `ranks` threads, each with its rank of one communicator, and returns when all are done.
 // The ranks share the threads of parallel loops: NumThreads() / ranks for each, at least one, until
 // this returns. Not to be called by two threads at a time.
@@ -21,6 +25,6 @@ inline Options InprocOptions() {
 // another waits for it ends the run too. A rank that computes without end cannot be ended: its
 // thread is waited for.
 void RunRanks(int ranks, const std::function<void(Communicator&)>& f,
-              const Options& options = InprocOptions());
+              const Options& options = InprocOptions(), const MessageObserver& observer = {});
 
 }  // namespace cistron::comm
