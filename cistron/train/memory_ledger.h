@@ -2,6 +2,8 @@
 // and the largest moment is kept. Nothing is allocated.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,8 +19,10 @@ enum class MemoryKind {
   kActivations,  // kept from forward to backward
   kWorkspaces,   // everything that lives within a pass
   kLogits,
+  kDispatch,       // token rows on their way between ranks
+  kCommunication,  // what collectives need, and parameters gathered from other ranks
 };
-inline constexpr int kMemoryKinds = 7;
+inline constexpr int kMemoryKinds = 9;
 std::string_view Name(MemoryKind kind);
 
 struct MemoryTerm {
@@ -42,13 +46,17 @@ class MemoryLedger {
     const std::size_t term = Find(kind, name);
     terms_[term].bytes += size;
     live_ += size;
+    const auto k = static_cast<std::size_t>(kind);
+    of_kind_[k] += size;
+    most_of_kind_[k] = std::max(most_of_kind_[k], of_kind_[k]);
     if (live_ > peak_) {
       peak_ = live_;
       at_peak_ = terms_;
       where_ = place_;
     }
-    return {nullptr, [this, term, size](void*) {
+    return {nullptr, [this, term, size, k](void*) {
               terms_[term].bytes -= size;
+              of_kind_[k] -= size;
               live_ -= size;
             }};
   }
@@ -58,6 +66,10 @@ class MemoryLedger {
   std::int64_t live() const { return live_; }
   std::int64_t peak() const { return peak_; }
   const std::vector<MemoryTerm>& at_peak() const { return at_peak_; }
+  // Of a kind, at its own largest moment.
+  std::int64_t most_of(MemoryKind kind) const {
+    return most_of_kind_[static_cast<std::size_t>(kind)];
+  }
   const std::string& where() const { return where_; }
 
  private:
@@ -72,6 +84,7 @@ class MemoryLedger {
   Rounding rounding_;
   std::vector<MemoryTerm> terms_, at_peak_;
   std::int64_t live_ = 0, peak_ = 0;
+  std::array<std::int64_t, kMemoryKinds> of_kind_{}, most_of_kind_{};
   std::string place_, where_;
 };
 

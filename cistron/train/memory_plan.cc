@@ -5,17 +5,19 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <fstream>
+#include <map>
 #include <optional>
 
 #include "cistron/base/threads.h"
-#include "cistron/model/hugging_face.h"
 #include "cistron/ops/attention/attention_cudnn_shape.h"
 #include "cistron/ops/cross_entropy/cross_entropy_impls.h"
 #include "cistron/ops/grouped_mlp/grouped_mlp.h"
 #include "cistron/ops/grouped_mlp/row_pieces.h"
 #include "cistron/tensor/block_size.h"
 #include "cistron/tensor/cuda_backend.h"
+#include "cistron/train/training_step.h"
 
 namespace cistron::train {
 namespace {
@@ -33,6 +35,9 @@ std::int64_t AsOnCpu(std::int64_t bytes) {
 // Of a GPU: cuBLAS's (ops/gemm/gemm_cublas.cc).
 constexpr std::int64_t kCublasWorkspace = std::int64_t{32} << 20;
 
+// Of host collectives: HostCommunicator's scratch.
+constexpr std::int64_t kHostScratch = std::int64_t{4} << 20;
+
 // What a parameter's memory is told apart by.
 const char* GroupOf(const std::string& parameter) {
   if (parameter.find("experts.") != std::string::npos) return "experts";
@@ -40,6 +45,10 @@ const char* GroupOf(const std::string& parameter) {
   if (parameter.find("embed") != std::string::npos) return "embedding and head";
   if (parameter.find("lm_head") != std::string::npos) return "embedding and head";
   return "router and norms";
+}
+
+std::int64_t CeilDiv(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
 }
 
 class Step {
@@ -71,6 +80,7 @@ class Step {
     MemoryPlan plan;
     plan.peak_bytes = ledger_.peak();
     plan.where = ledger_.where();
+    plan.most_dispatch_bytes = ledger_.most_of(kDispatch);
     plan.terms = ledger_.at_peak();
     std::erase_if(plan.terms, [](const MemoryTerm& t) { return t.bytes == 0; });
     std::stable_sort(plan.terms.begin(), plan.terms.end(),
@@ -96,7 +106,7 @@ class Step {
 
   void Parameters() {
     for (const model::ParameterInfo& parameter : model::MixtralParameters(c_)) {
-      const std::int64_t n = parameter.shape.numel();
+      const std::int64_t n = ElementsOfRank(p_, parameter);
       const std::string group = GroupOf(parameter.name);
       const auto take = [&](MemoryKind kind, std::int64_t bytes) {
         lasting_.push_back(ledger_.Take(kind, group, bytes));
@@ -105,11 +115,7 @@ class Step {
       const bool masters = p_.states == OptimStates::kF32;
       if (compute_ != size_ && masters) take(kMasters, n * compute_);
       for (int moment = 0; moment < 2; ++moment) take(kMoments, n * (masters ? compute_ : size_));
-      // As LocalParameterStore::SetGradientDType, where a step has one micro-batch.
-      const bool narrow = !masters && p_.one_micro_batch && parameter.shape.rank() >= 2 &&
-                          parameter.name != "lm_head.weight" &&
-                          parameter.name != "model.embed_tokens.weight";
-      take(kGradients, n * (narrow ? size_ : compute_));
+      take(kGradients, n * GradientSize(p_, parameter));
       if (quantizes_ && parameter.name.find("_proj") != std::string::npos) {
         for (int copy = 0; copy < copies_; ++copy) {
           lasting_.push_back(ledger_.Take(kWeights, "quantised copies of " + group, Codes(n)));
@@ -122,6 +128,32 @@ class Step {
     const std::int64_t table = static_cast<std::int64_t>(positions) * c_.HeadDim() * compute_;
     lasting_.push_back(Work("rotary table", table));
     if (cuda_) lasting_.push_back(Work("cuBLAS", kCublasWorkspace));
+    if (p_.Ranks() > 1) Communication();
+  }
+
+  void Communication() {
+    const auto take = [&](const char* name, std::int64_t bytes) {
+      lasting_.push_back(Take(kCommunication, name, bytes));
+    };
+    take("collectives", cuda_ ? kCollectiveReserve : kHostScratch);
+    if (p_.sharding != Sharding::kFull) return;
+    // Whole weights of those in use and of the next, and whole gradients on their way to the
+    // shards: no more than those of a layer. With several micro-batches whole gradients add up
+    // until the last.
+    std::map<std::int64_t, std::int64_t> whole;  // elements, by layer
+    std::int64_t all = 0;
+    for (const model::ParameterInfo& parameter : model::MixtralParameters(c_)) {
+      const bool expert = IsRoutedExpert(parameter.name);
+      if (expert && p_.dp == 1) continue;
+      const std::int64_t layer = LayerOf(parameter.name);
+      const std::int64_t n = parameter.shape.numel() / (expert ? p_.ep : 1);
+      all += n;
+      whole[layer] = layer >= 0 ? whole[layer] + n : std::max(whole[layer], n);
+    }
+    std::int64_t largest = 0;
+    for (const auto& [layer, n] : whole) largest = std::max(largest, n);
+    take("gathered weights", largest * size_);
+    take("gradients to reduce", (p_.one_micro_batch ? largest : all) * compute_);
   }
 
   // Widths of a row.
@@ -216,8 +248,8 @@ class Step {
   // Whether the kernel in use makes dA and dP in one.
   bool FusesExperts(std::int64_t rows) const {
     const ops::GroupedMlpProblem problem{
-        ModelDType(p_.precision), c_.num_local_experts, rows,
-        c_.hidden_size,           c_.intermediate_size, c_.hidden_size};
+        ModelDType(p_.precision), c_.num_local_experts / p_.ep, rows,
+        c_.hidden_size,           c_.intermediate_size,         c_.hidden_size};
     for (const ops::GroupedMlpImpl& impl : ops::GroupedMlpImpls()) {
       if (impl.device == DeviceType::kCuda && impl.supports(problem)) return impl.name == "hopper";
     }
@@ -227,7 +259,7 @@ class Step {
   // On a CPU a thread (or under a recipe a wave of experts) goes through all of the MLP.
   Block CpuExperts(std::int64_t rows, bool backward) {
     const std::int64_t f = c_.intermediate_size, h = c_.hidden_size;
-    const std::int64_t of_expert = (rows + c_.num_local_experts - 1) / c_.num_local_experts;
+    const std::int64_t of_expert = CeilDiv(rows, c_.num_local_experts / p_.ep);
     // Weights transposed in fp32, or sums in fp32, and a chunk of rows.
     const std::int64_t chunk = std::min<std::int64_t>(of_expert, size_ == 4 ? 192 : 448);
     const std::int64_t sums = chunk * (f * 2 + std::max(2 * f, h) * 4);
@@ -269,13 +301,32 @@ class Step {
     Product(tokens, e);
     routing.insert(routing.end(), record.begin() + 1, record.begin() + 4);
     if (cuda_) Work("router", tokens * (3 * compute_ + 1));
-    Block permuted = Take(keep && !quantizes_ ? kActivations : kWorkspaces, "rows of experts",
-                          rows * c_.hidden_size * size_);
-    Block out = Experts(rows, record, keep, permuted);
+    const std::int64_t expert_rows = p_.ExpertRows(tokens);
+    Block permuted = Dispatch(rows, expert_rows, keep && !quantizes_ ? kActivations : kWorkspaces,
+                              "rows of experts");
+    Block out = Experts(expert_rows, record, keep, permuted);
+    const Block returned = Return(rows, expert_rows);
     Block y = Work("residual stream", tokens * c_.hidden_size * size_);
     if (c_.n_shared_experts > 0) Shared(tokens, record, keep);
     if (keep) kept.insert(kept.end(), record.begin(), record.end());
     return y;
+  }
+
+  // Rows in the order of this rank's experts, as parallel/expert_parallel_dispatcher.cc makes them:
+  // by expert of all ranks, exchanged, by expert of this one.
+  Block Dispatch(std::int64_t rows, std::int64_t expert_rows, MemoryKind kind, const char* name) {
+    const std::int64_t row = c_.hidden_size * size_;
+    if (p_.ep == 1) return Take(kind, name, rows * row);
+    const Block sent = Take(kDispatch, "rows sent", rows * row);
+    const Block received = Take(kDispatch, "rows received", expert_rows * row);
+    return Take(kind, name, expert_rows * row);
+  }
+  // The way back; nothing where all experts are here.
+  Block Return(std::int64_t rows, std::int64_t expert_rows) {
+    const std::int64_t row = c_.hidden_size * size_;
+    if (p_.ep == 1) return {};
+    const Block sent = Take(kDispatch, "rows sent", expert_rows * row);
+    return Take(kDispatch, "rows received", rows * row);
   }
 
   void Shared(std::int64_t tokens, std::vector<Block>& record, bool keep) {
@@ -394,11 +445,12 @@ class Step {
   }
 
   Block MoeBackward(std::int64_t tokens, std::vector<Block>& kept) {
-    const std::int64_t rows = tokens * c_.num_experts_per_tok, f = c_.intermediate_size;
-    const std::int64_t wide = rows * c_.hidden_size * size_;
+    const std::int64_t sent = tokens * c_.num_experts_per_tok, f = c_.intermediate_size;
+    const std::int64_t rows = p_.ExpertRows(tokens);
     const char* const name = "gradients of activations";
+    const std::int64_t wide = rows * c_.hidden_size * size_;
+    Block dout = Dispatch(sent, rows, kWorkspaces, name), drows;
     const Block dprobs = Work(name, rows * compute_);
-    Block dout = Work(name, wide), drows;
     if (cuda_) {
       // dP in the place of P, or beside it and dA.
       const Block dpre = Work(name, FusesExperts(rows) ? 0 : rows * 2 * f * size_);
@@ -419,7 +471,8 @@ class Step {
       drows = Work(name, wide);
     }
     Block dx = Work(name, tokens * c_.hidden_size * size_);
-    Work("router", rows * compute_ + tokens * c_.num_local_experts * size_);
+    Return(sent, rows);
+    Work("router", sent * compute_ + tokens * c_.num_local_experts * size_);
     Product(tokens, c_.hidden_size);
     return dx;
   }
@@ -446,8 +499,35 @@ std::string_view Name(MemoryKind kind) {
     case kActivations: return "activations";
     case kWorkspaces: return "workspaces";
     case kLogits: return "logits";
+    case kDispatch: return "dispatch";
+    case kCommunication: return "communication";
   }
   return "";
+}
+
+std::int64_t MemoryProblem::ExpertRows(std::int64_t of_tokens) const {
+  const std::int64_t rows = of_tokens * model.num_experts_per_tok;
+  return ep == 1 ? rows
+                 : static_cast<std::int64_t>(std::ceil(static_cast<double>(rows) * row_capacity));
+}
+
+bool IsRoutedExpert(const std::string& parameter) {
+  return parameter.find(".mlp.experts.") != std::string::npos;  // a shared one is dense
+}
+
+std::int64_t GradientSize(const MemoryProblem& p, const model::ParameterInfo& parameter) {
+  const DType dtype = ModelDType(p.precision);
+  // As LocalParameterStore::SetGradientDType, where a step has one micro-batch.
+  const bool narrow = p.states != OptimStates::kF32 && p.one_micro_batch &&
+                      parameter.shape.rank() >= 2 && parameter.name != "lm_head.weight" &&
+                      parameter.name != "model.embed_tokens.weight";
+  return static_cast<std::int64_t>(SizeOf(narrow ? dtype : ComputeType(dtype)));
+}
+
+std::int64_t ElementsOfRank(const MemoryProblem& p, const model::ParameterInfo& parameter) {
+  const bool expert = IsRoutedExpert(parameter.name), shards = p.sharding == Sharding::kFull;
+  const std::int64_t n = parameter.shape.numel() / (expert ? p.ep : 1);
+  return CeilDiv(n, !shards ? 1 : expert ? p.dp : p.Ranks());
 }
 
 MemoryProblem MemoryProblemOf(const RunConfig& c) {
@@ -463,7 +543,9 @@ MemoryProblem MemoryProblemOf(const RunConfig& c) {
           .one_micro_batch = c.OneMicroBatch(),
           .length = c.data.seq_len,
           .eval_tokens = evaluates ? c.EvaluationTokens() : 0,
-          .threads = c.threads > 0 ? c.threads : NumThreads()};
+          .threads = c.threads > 0 ? c.threads : NumThreads(),
+          .dp = c.parallel.dp,
+          .ep = c.parallel.ep};
 }
 
 std::int64_t MemoryPlan::Of(MemoryKind kind) const {

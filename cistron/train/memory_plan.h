@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cistron/base/error.h"
+#include "cistron/model/hugging_face.h"
 #include "cistron/model/mixtral_config.h"
 #include "cistron/tensor/device.h"
 #include "cistron/train/memory_ledger.h"
@@ -29,13 +30,32 @@ struct MemoryProblem {
   std::int64_t length = 0;       // of its rows: the longest sequence there may be
   std::int64_t eval_tokens = 0;  // of an evaluation's batch; 0: there is none
   std::int64_t threads = 1;      // of a CPU
+  // Of many ranks; all else is one rank's.
+  std::int64_t dp = 1, ep = 1;
+  Sharding sharding = Sharding::kNone;
+  // Rows that the experts of a rank have room for, as a multiple of tokens · top_k: 1 where every
+  // rank gets as many as it sends and buffers are exact, above it where they are made beforehand.
+  double row_capacity = 1;
+
+  std::int64_t Ranks() const { return dp * ep; }
+  // Of one micro-batch, that this rank's experts have room for.
+  std::int64_t ExpertRows(std::int64_t of_tokens) const;
 };
 MemoryProblem MemoryProblemOf(const RunConfig& config);
+
+// Whether a parameter is one of the routed experts, which expert parallelism divides.
+bool IsRoutedExpert(const std::string& parameter);
+// What a rank holds of a parameter, in elements: its experts, its shard.
+std::int64_t ElementsOfRank(const MemoryProblem& problem, const model::ParameterInfo& parameter);
+// Bytes of an element of its gradient.
+std::int64_t GradientSize(const MemoryProblem& problem, const model::ParameterInfo& parameter);
 
 struct MemoryPlan {
   std::int64_t peak_bytes = 0;
   std::string where;              // "backward of layer 1: experts"
   std::vector<MemoryTerm> terms;  // at the peak, largest first
+  // Of rows between ranks, which may be most at another moment.
+  std::int64_t most_dispatch_bytes = 0;
   std::int64_t Of(MemoryKind kind) const;
 };
 MemoryPlan PlanMemory(const MemoryProblem& problem);
@@ -60,6 +80,8 @@ void CheckMemory(const MemoryProblem& problem);
 
 // Of the machine's device 0, or of the machine under its cgroup's limit; 0: not known.
 std::int64_t MemoryOf(DeviceType device);
+// Of collectives on a GPU, where there are ranks to talk to: an assumption (docs/plan.md).
+inline constexpr std::int64_t kCollectiveReserve = std::int64_t{1} << 30;
 // What a GPU takes for itself before the first tensor: its context, kernels and libraries.
 inline constexpr std::int64_t kDeviceReserve = std::int64_t{1} << 30;
 

@@ -48,6 +48,9 @@ struct EvalOptions {
   std::int64_t every = 200;     // 0: only at the end
   std::int64_t tokens = 65536;  // of the held-out part, evenly spread; 0: all of it
 };
+// Whether ranks that would hold the same parameters share them out: weights, gradients, masters and
+// moments, dense ones over all ranks, experts over those that have the same ones.
+enum class Sharding { kNone, kFull };
 struct ParallelOptions {
   std::int64_t dp = 1;
   std::int64_t ep = 1;
