@@ -234,14 +234,33 @@ TEST_F(ProgramTest, PlanNeedsNeitherDataNorDevice) {
   EXPECT_THAT(large.out, AllOf(HasSubstr("does not fit"),
                                HasSubstr("largest: moments of experts 21.0 GiB, masters of experts "
                                          "10.5 GiB, gradients of experts 10.5 GiB")));
-  for (const auto& [key, text] : {std::pair{"cluster=8xH200", "plans one GPU"},
-                                  {"cluster=1xV1", "one of A100, H100"},
+  for (const auto& [key, text] : {std::pair{"cluster=1xV1", "one of A100, H100"},
+                                  {"cluster=12xH200", "the nearest is 16xH200"},
+                                  {"plan.ep_buffer_factor=0.5", "of at least 1"},
                                   {"plan.memory_gib=many", "not a number of GiB"},
                                   {"plan.memory=3", "there is no key"}}) {
     const Result bad = Run({"plan", key});
     EXPECT_EQ(bad.status, 2) << key;
     EXPECT_THAT(bad.err, HasSubstr(text));
   }
+}
+
+TEST_F(ProgramTest, PlanOfAClusterRanksLayouts) {
+  const Result r = Run({"plan", "--config-name", "L1_8x7B_ep", "cluster=8xH200"});
+  EXPECT_EQ(r.status, 0) << r.err;
+  for (const char* text :
+       {"46.4G parameters", "layout: parallel.dp=1 parallel.ep=8", "communication",
+        "fits: ", "a GPU sends in a step", "time of a step: ", "assumed: ", "layouts, best first",
+        "does not fit: moments of experts"}) {
+    EXPECT_THAT(r.out, HasSubstr(text));
+  }
+  const Result small = Run({"plan", "--config-name", "L1_8x7B_ep", "cluster=8xH100"});
+  EXPECT_EQ(small.status, 2);
+  EXPECT_THAT(small.out, AllOf(HasSubstr("does not fit"), HasSubstr("largest: ")));
+  // Whatever the preset runs on, a cluster has GPUs.
+  const Result cpu = Run({"plan", "--config-name", "L0_sanity", "cluster=2xB200"});
+  EXPECT_EQ(cpu.status, 0) << cpu.err;
+  EXPECT_THAT(cpu.out, HasSubstr("not predicted; rates are known for bf16"));
 }
 
 // Of a machine without a GPU, and of one where none is shown.

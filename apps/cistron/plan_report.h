@@ -1,0 +1,17 @@
+// What `cistron plan` prints.
+#pragma once
+
+#include "cistron/train/cluster.h"
+#include "cistron/train/step_plan.h"
+
+namespace cistron::app {
+
+// A line a kind, and the peak.
+void PrintMemory(const train::MemoryPlan& plan);
+
+// Of a cluster: one layout in full, then all of them, best first. The layout is that of `problem`
+// where it has as many ranks as the cluster, else the best one. Returns the exit status: whether
+// that layout fits. `simulate`: with what a simulation of its ranks sends, takes and holds.
+int ReportCluster(const train::StepProblem& problem, const train::Cluster& cluster, bool simulate);
+
+}  // namespace cistron::app
