@@ -70,7 +70,8 @@ void PrintTime(const PlannedLayout& l, const train::Cluster& cluster) {
       Seconds(t.dense), Seconds(t.attention), Seconds(t.passes), Seconds(t.optimizer),
       Seconds(t.Exposed()), Seconds(t.Communication()));
   if (t.Compute() < kShortStep) {
-    fmt::print("  so short a step is bound by launches and small products, which are not predicted\n");
+    fmt::print(
+        "  so short a step is bound by launches and small products, which are not predicted\n");
   }
   fmt::print("  rates: {}\n", cluster.sources);
   if (l.problem.memory.Ranks() == 1) return;
