@@ -1,9 +1,11 @@
-// RMSNorm on a GPU: a warp, or a block, takes a row and keeps the beginning of it in registers
-// between the sum and what needs it. For dg every block sums the rows of a fixed range, column by
-// column; a second kernel adds the ranges in a fixed order.
+// RMSNorm on a GPU. Rows of whole packs that fit into registers take the kernels of norm_tile.cuh;
+// for others a warp, or a block, takes a row and keeps the beginning of it in registers between the
+// sum and what needs it. For dg every block sums the rows of a fixed range, column by column; a
+// second kernel adds the ranges in a fixed order.
 #include "cistron/ops/cuda/rows.cuh"
 #include "cistron/ops/cuda/supports.h"
 #include "cistron/ops/norm/norm_impls.h"
+#include "cistron/ops/norm/norm_tile.cuh"
 
 namespace cistron::ops {
 namespace {
@@ -22,6 +24,9 @@ using internal::StoreValues;
 using internal::StreamOf;
 using internal::TakesPacks;
 using internal::Value;
+using norm_kernels::BackwardArgs;
+using norm_kernels::ForwardArgs;
+using norm_kernels::kMultiprocessors;
 
 // Packs of a row that a thread keeps; what is beyond is read again.
 constexpr int kKept = 4;
@@ -38,19 +43,6 @@ __device__ inline void ForPacks(std::int64_t width, First&& first, Rest&& rest) 
   }
   for (; j < width; j += step) rest(j);
 }
-
-// Pointers are to row 0; strides in elements. Null where a tensor is not given.
-template <class T>
-struct ForwardArgs {
-  const T *x, *residual, *g;
-  std::int64_t x_stride, residual_stride;
-  T *h, *y;
-  std::int64_t h_stride, y_stride;
-  Compute<T>* rstd;
-  std::int64_t rows, width;
-  Compute<T> eps;
-  bool accumulate;
-};
 
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) Forward(ForwardArgs<T> a) {
@@ -97,18 +89,6 @@ __global__ void __launch_bounds__(kThreads) Forward(ForwardArgs<T> a) {
       [&](std::int64_t j) { write(LoadPack<N>(again + j), j); });
   if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[row] = r;
 }
-
-template <class T>
-struct BackwardArgs {
-  const T *dy, *h, *g, *dh_in;
-  std::int64_t dy_stride, h_stride, dh_in_stride;
-  const Compute<T>* rstd;
-  T* dh;
-  std::int64_t dh_stride;
-  Compute<T>* parts;  // [blocks, width]: dg of each block's rows
-  std::int64_t rows, width, rows_of_block;
-  bool accumulate;
-};
 
 // Columns whose sums over the warps of a block meet in shared memory.
 template <int N>
@@ -214,31 +194,22 @@ __global__ void __launch_bounds__(kThreads) Backward(BackwardArgs<T> a) {
   }
 }
 
-// dg (= or +=) the sum of the parts: a block takes 32 columns, 32 threads of it a column.
-constexpr int kTile = 32;
-template <class C>
-__global__ void SumParts(std::int64_t count, std::int64_t width, const C* parts, C* dg,
-                         bool accumulate) {
-  __shared__ C sums[kTile][kTile + 1];
-  const std::int64_t j = static_cast<std::int64_t>(blockIdx.x) * kTile + threadIdx.x;
-  C sum = 0;
-  if (j < width) {
-#pragma unroll 4
-    for (std::int64_t b = threadIdx.y; b < count; b += kTile) sum += parts[b * width + j];
-  }
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || j >= width) return;
-  for (int i = 1; i < kTile; ++i) sum += sums[i][threadIdx.x];
-  dg[j] = accumulate ? dg[j] + sum : sum;
-}
-
-// Blocks of the backward pass: a function of the number of rows alone. Four a multiprocessor of
-// the largest device of today, so that each has its share of rows at once.
-constexpr std::int64_t kMaxParts = 4 * 132;
+// Blocks of the backward pass: a function of the number of rows alone. Four a multiprocessor, so
+// that each has its share of rows at once.
+constexpr std::int64_t kMaxParts = 4 * kMultiprocessors;
 std::int64_t RowsOfBlock(std::int64_t rows) {
   constexpr std::int64_t kFewest = kThreads / 32;
   return std::max(kFewest, (rows + kMaxParts - 1) / kMaxParts);
+}
+
+// DispatchTile for a row of `width` elements in packs. Not for f64, which nothing trains in.
+template <class T, class F>
+bool OnTile(std::int64_t width, F&& f) {
+  if constexpr (std::is_same_v<T, double>) {
+    return false;
+  } else {
+    return norm_kernels::DispatchTile(width / kPack<T>, std::forward<F>(f));
+  }
 }
 
 void ForwardCuda(const Context& ctx, const Tensor& x, const Tensor& residual, const Tensor& g,
@@ -264,6 +235,15 @@ void ForwardCuda(const Context& ctx, const Tensor& x, const Tensor& residual, co
                               .accumulate = internal::Accumulates(y)};
     const bool packs = width % kPack<T> == 0 && TakesPacks(x) && TakesPacks(residual) &&
                        TakesPacks(g) && TakesPacks(h) && TakesPacks(y.tensor);
+    const auto on_tile = [&](auto tile) {
+      using Tile = decltype(tile);
+      constexpr std::int64_t kGroups = Tile::kGroups;
+      internal::LaunchDependent("norm",
+                                norm_kernels::rms_norm_tile_kernel<T, Tile::kLanes, Tile::kPacks>,
+                                dim3(static_cast<unsigned>((rows + kGroups - 1) / kGroups)),
+                                dim3(kThreads), StreamOf(ctx), args);
+    };
+    if (packs && OnTile<T>(width, on_tile)) return;
     DispatchPack<T>(packs, [&](auto pack) {
       constexpr int kN = decltype(pack)::value;
       const RowGrid grid(rows, (width + kN - 1) / kN);
@@ -276,43 +256,59 @@ void ForwardCuda(const Context& ctx, const Tensor& x, const Tensor& residual, co
 void BackwardCuda(const Context& ctx, const Tensor& dy, const Tensor& h, const Tensor& rstd,
                   const Tensor& g, const Tensor& dh_in, const Output& dh, const Output& dg) {
   const std::int64_t rows = h.dim(0), width = h.dim(1);
-  const std::int64_t rows_of_block = RowsOfBlock(rows);
-  const std::int64_t blocks = (rows + rows_of_block - 1) / rows_of_block;
   DispatchFloat("norm", h.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = Compute<T>;
-    const Tensor parts = dg ? ctx.Empty({blocks, width}, kDTypeOf<C>) : Tensor();
-    const BackwardArgs<T> args{.dy = dy.data<T>(),
-                               .h = h.data<T>(),
-                               .g = g.data<T>(),
-                               .dh_in = DataOrNull<T>(dh_in),
-                               .dy_stride = dy.stride(0),
-                               .h_stride = h.stride(0),
-                               .dh_in_stride = dh_in ? dh_in.stride(0) : 0,
-                               .rstd = rstd.data<C>(),
-                               .dh = dh.tensor.data<T>(),
-                               .dh_stride = dh.tensor.stride(0),
-                               .parts = DataOrNull<C>(parts),
-                               .rows = rows,
-                               .width = width,
-                               .rows_of_block = rows_of_block,
-                               .accumulate = internal::Accumulates(dh)};
+    BackwardArgs<T> args{.dy = dy.data<T>(),
+                         .h = h.data<T>(),
+                         .g = g.data<T>(),
+                         .dh_in = DataOrNull<T>(dh_in),
+                         .dy_stride = dy.stride(0),
+                         .h_stride = h.stride(0),
+                         .dh_in_stride = dh_in ? dh_in.stride(0) : 0,
+                         .rstd = rstd.data<C>(),
+                         .dh = dh.tensor.data<T>(),
+                         .dh_stride = dh.tensor.stride(0),
+                         .parts = nullptr,
+                         .rows = rows,
+                         .width = width,
+                         .rows_of_block = 1,
+                         .accumulate = internal::Accumulates(dh)};
     const bool packs = width % kPack<T> == 0 && TakesPacks(dy) && TakesPacks(h) && TakesPacks(g) &&
                        TakesPacks(dh_in) && TakesPacks(dh.tensor);
-    if (blocks > 0) {
+    Tensor parts;
+    std::int64_t blocks = 0;
+    const auto split = [&](std::int64_t rows_of_block) {
+      args.rows_of_block = rows_of_block;
+      blocks = (rows + rows_of_block - 1) / rows_of_block;
+      if (dg) parts = ctx.Empty({blocks, width}, kDTypeOf<C>);
+      args.parts = DataOrNull<C>(parts);
+      return blocks > 0;
+    };
+    const auto on_tile = [&](auto tile) {
+      constexpr int kL = decltype(tile)::kLanes, kP = decltype(tile)::kPacks;
+      if (!split(norm_kernels::RowsOfTileBlock<kL, norm_kernels::PlanOf<kP>>(rows))) return;
+      internal::LaunchDependent("norm", norm_kernels::rms_norm_backward_tile_kernel<T, kL, kP>,
+                                dim3(static_cast<unsigned>(blocks)), dim3(kThreads), StreamOf(ctx),
+                                args);
+    };
+    const bool in_tile = packs && OnTile<T>(width, on_tile);
+    if (!in_tile && split(RowsOfBlock(rows))) {
       DispatchPack<T>(packs, [&](auto pack) {
         constexpr int kN = decltype(pack)::value;
         const RowGrid grid(rows, (width + kN - 1) / kN);
         Backward<T, kN><<<static_cast<unsigned>(blocks), grid.block, 0, StreamOf(ctx)>>>(args);
       });
     }
-    if (dg) {
-      SumParts<<<static_cast<unsigned>((width + kTile - 1) / kTile), dim3(kTile, kTile), 0,
-                 StreamOf(ctx)>>>(blocks, width, parts.data<C>(), dg.tensor.data<C>(),
-                                  internal::Accumulates(dg));
-    }
+    CheckLaunch("norm");
+    if (!dg) return;
+    constexpr int kTile = norm_kernels::kSumColumns;
+    internal::LaunchDependent("norm", norm_kernels::sum_parts_kernel<C>,
+                              dim3(static_cast<unsigned>((width + kTile - 1) / kTile)),
+                              dim3(kTile, kTile), StreamOf(ctx), static_cast<int>(blocks),
+                              static_cast<int>(width), parts.data<C>(), dg.tensor.data<C>(),
+                              internal::Accumulates(dg));
   });
-  CheckLaunch("norm");
 }
 
 }  // namespace

@@ -51,6 +51,7 @@ void ForAll(F&& f) {
   for (const RmsNormCase& c : RmsNormCases()) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const Variant& variant : Variants()) {
+        if (c.gpu_alone && variant.impl != "cuda") continue;
         SCOPED_TRACE(fmt::format("[{}, {}] {} {}", c.rows, c.width, Name(dtype), variant.name));
         const testing::ScopedInstructionSet scope(variant.target);
         f(c, dtype, variant.context());
@@ -191,17 +192,18 @@ TEST(RmsNorm, BackwardAgreesWithFp64) {
   });
 }
 
-// The residual stream in place: h over x, dh over dh_in, dh over dy. And rows with a stride.
-TEST(RmsNorm, InPlaceAndStrided) {
+// The residual stream in place: h over x, dh over dh_in, dh over dy. And rows with a stride, which
+// at a width of 64 are whole packs of a GPU.
+void CheckInPlaceAndStrided(std::int64_t width, std::int64_t before) {
   for (const Variant& variant : Variants()) {
-    SCOPED_TRACE(variant.name);
+    SCOPED_TRACE(fmt::format("width {} {}", width, variant.name));
     const testing::ScopedInstructionSet scope(variant.target);
     const Context ctx = variant.context();
-    const Shape shape{40, 37};
+    const Shape shape{40, width};
     const Tensor x = Normal(shape, DType::kF32, "x"), residual = Normal(shape, DType::kF32, "r");
-    const Tensor g = Normal({37}, DType::kF32, "g"), dy = Normal(shape, DType::kF32, "dy");
+    const Tensor g = Normal({width}, DType::kF32, "g"), dy = Normal(shape, DType::kF32, "dy");
     const Tensor h = ctx.Empty(shape, DType::kF32), y = ctx.Empty(shape, DType::kF32);
-    const Tensor rstd = ctx.Empty({40}, DType::kF32), dg = ctx.Empty({37}, DType::kF32);
+    const Tensor rstd = ctx.Empty({40}, DType::kF32), dg = ctx.Empty({width}, DType::kF32);
     const Tensor dh = ctx.Empty(shape, DType::kF32);
     RmsNormForward(ctx, x, residual, g, kEps, h, rstd, Write(y));
     RmsNormBackward(ctx, dy, h, rstd, g, residual, Write(dh), Write(dg));
@@ -211,25 +213,31 @@ TEST(RmsNorm, InPlaceAndStrided) {
     EXPECT_TRUE(Agrees(check::CompareBitwise("h over x", same_h, h)));
     EXPECT_TRUE(Agrees(check::CompareBitwise("y", same_y, y)));
     for (const bool over_dy : {false, true}) {
-      const Tensor a = dy.Clone(), b = residual.Clone(), sum = ctx.Empty({37}, DType::kF32);
+      const Tensor a = dy.Clone(), b = residual.Clone(), sum = ctx.Empty({width}, DType::kF32);
       RmsNormBackward(ctx, a, h, rstd, g, b, Write(over_dy ? a : b), Write(sum));
       EXPECT_TRUE(Agrees(check::CompareBitwise("dh in place", over_dy ? a : b, dh)));
       EXPECT_TRUE(Agrees(check::CompareBitwise("dg", sum, dg)));
     }
 
-    const Tensor wide = ctx.Empty({40, 50}, DType::kF32);
+    const std::int64_t stride = before + width + 8;
+    const Tensor wide = ctx.Empty({40, stride}, DType::kF32);
     FillPoison(wide);
-    const Tensor view = wide.Slice(1, 5, 37);
-    RmsNormForward(ctx, x, residual, g, kEps, view, rstd, Write(wide.Slice(1, 5, 37)));
-    for (std::int64_t i = 0; i < 40 * 50; ++i) {
-      const std::int64_t column = i % 50 - 5;
-      if (column < 0 || column >= 37) {
+    const Tensor view = wide.Slice(1, before, width);
+    RmsNormForward(ctx, x, residual, g, kEps, view, rstd, Write(wide.Slice(1, before, width)));
+    for (std::int64_t i = 0; i < 40 * stride; ++i) {
+      const std::int64_t column = i % stride - before;
+      if (column < 0 || column >= width) {
         ASSERT_TRUE(std::isnan(At(wide, i)));
       } else {
-        ASSERT_EQ(At(wide, i), At(y, i / 50 * 37 + column));
+        ASSERT_EQ(At(wide, i), At(y, i / stride * width + column));
       }
     }
   }
+}
+TEST(RmsNorm, InPlaceAndStrided) {
+  CheckInPlaceAndStrided(37, 5);
+  CheckInPlaceAndStrided(64, 4);
+  CheckInPlaceAndStrided(1024, 4);
 }
 
 // h is rounded to bf16 as the type's own constructor does it, NaN, Inf and subnormals included: all
@@ -275,6 +283,25 @@ TEST(RmsNorm, Atomics) {
     if (!first_dg) first_dg = dg, first_dh = dh;
     EXPECT_TRUE(Agrees(check::CompareBitwise("dg", dg, first_dg)));
     EXPECT_TRUE(Agrees(check::CompareBitwise("dh", dh, first_dh)));
+  }
+}
+
+// The same on a GPU: every run gives the same bits.
+TEST(RmsNorm, AtomicsOnCuda) {
+  if (!testing::HasCuda()) GTEST_SKIP() << "there is no GPU here";
+  const Context ctx = testing::CudaContext();
+  for (const std::int64_t width : {20, 256, 1024}) {
+    const Shape shape{2001, width};
+    const Tensor h = Normal(shape, DType::kBF16, "h"), dy = Normal(shape, DType::kBF16, "dy");
+    const Tensor g = Normal({width}, DType::kBF16, "g"), rstd = Normal({2001}, DType::kF32, "r");
+    Tensor first_dg, first_dh;
+    for (int run = 0; run < 20; ++run) {
+      const Tensor dh = ctx.Empty(shape, DType::kBF16), dg = ctx.Empty({width}, DType::kF32);
+      RmsNormBackward(ctx, dy, h, rstd, g, {}, Write(dh), Write(dg));
+      if (!first_dg) first_dg = dg, first_dh = dh;
+      EXPECT_TRUE(Agrees(check::CompareBitwise("dg", dg.ToHost(), first_dg.ToHost())));
+      EXPECT_TRUE(Agrees(check::CompareBitwise("dh", dh.ToHost(), first_dh.ToHost())));
+    }
   }
 }
 

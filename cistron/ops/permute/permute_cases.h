@@ -26,6 +26,11 @@ inline constexpr PermuteCase kPermuteCases[] = {
     {"all experts of a token", 5, 8, 8, 32},
     {"many experts", 20, 32, 512, 18},
     {"several threads", 150, 2, 32, 129, 7},
+    // Tiles of a GPU: a row to a warp, to part of one, to several.
+    {"half a warp", 37, 2, 8, 64, 4},
+    {"a warp", 40, 3, 8, 256, 6},
+    {"several warps", 21, 3, 8, 776, 5},
+    {"wide", 9, 2, 4, 4096},
 };
 
 }  // namespace cistron::ops
