@@ -109,6 +109,8 @@ struct Mixtral::State {
   std::unique_ptr<nn::RmsNorm> norm;
   nn::ParameterId head = -1;  // the embedding's when tied
 
+  std::vector<Tensor> given_experts;  // TakeExperts
+
   // What a pass through the decoder yields besides its last hidden states.
   struct Pass {
     Tensor hidden;  // [T, H], after the last norm
@@ -178,6 +180,9 @@ struct Mixtral::State {
     const ops::PackedSequences scopes = AuxScopes(batch);
     Pass pass;
     pass.routing.resize(layers.size());
+    for (std::size_t i = 0; i < given_experts.size(); ++i) {
+      pass.routing[i].router.experts = given_experts[i];
+    }
     Tensor x = ctx.Empty({batch.num_tokens(), config.hidden_size}, dtype);
     {
       const nn::AcquiredWeight w(*store, embedding);
@@ -464,6 +469,15 @@ std::vector<std::string> Mixtral::FusionRefusals() const {
     }
   }
   return texts.Join(" ");
+}
+
+void Mixtral::TakeExperts(std::vector<Tensor> experts) {
+  CISTRON_CHECK(experts.empty() || experts.size() == state_->layers.size(),
+                "model: experts of {} layers are given to {}", experts.size(),
+                state_->layers.size());
+  CISTRON_CHECK(experts.empty() || state_->recompute == Recompute::kNone,
+                "model: experts are given, and a recomputation would choose its own");
+  state_->given_experts = std::move(experts);
 }
 
 Mixtral::Logits Mixtral::ComputeLogits(const data::Batch& given) {

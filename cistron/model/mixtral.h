@@ -95,6 +95,11 @@ class Mixtral {
   };
   Logits ComputeLogits(const data::Batch& batch);
 
+  // Passes from now on take these experts [T, K], a layer each, instead of choosing: those of
+  // another run, to be compared with. None: they choose. For the router of the implementation
+  // `ref`.
+  void TakeExperts(std::vector<Tensor> experts);
+
  private:
   struct State;
   std::unique_ptr<State> state_;

@@ -98,7 +98,9 @@ Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& input, const Ten
   SavedOperand gate_input;
   gate_.Forward(ctx, operand, saved == nullptr ? nullptr : &gate_input, ops::Write(routing.logits));
   ops::RouterOutputs& out = routing.router;
-  out.experts = ctx.Empty({tokens, config_.router.top_k}, DType::kI32);
+  ops::RouterConfig router = config_.router;
+  router.given_experts = static_cast<bool>(out.experts);
+  if (!out.experts) out.experts = ctx.Empty({tokens, router.top_k}, DType::kI32);
   out.probs = ctx.Empty({tokens, config_.router.top_k}, compute);
   if (statistics != Statistics::kNone) {
     const std::int64_t rows = scopes.cu_seqlens ? scopes.num_sequences() : 1;
@@ -107,7 +109,7 @@ Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& input, const Ten
     out.nonfinite_tokens = ctx.Empty({}, DType::kI64);
     if (statistics == Statistics::kLoadAndZ) out.z_sums = ctx.Empty({rows}, DType::kF64);
   }
-  ops::RouterForward(ctx, config_.router, routing.logits, bias_, token_mask, scopes, out);
+  ops::RouterForward(ctx, router, routing.logits, bias_, token_mask, scopes, out);
 
   const TokenDispatcher::Dispatched d = dispatcher_->Dispatch(ctx, x, out.experts, out.probs);
   const Tensor expert_out = experts_->Forward(

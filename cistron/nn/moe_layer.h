@@ -55,7 +55,8 @@ class MoeLayer {
   // Of which statistics: none, those of the load (counts, score sums, tokens that are not finite),
   // or z sums as well.
   enum class Statistics { kNone, kLoad, kLoadAndZ };
-  // Statistics are computed where `scopes` has rows for them: see RouterForward.
+  // Statistics are computed where `scopes` has rows for them: see RouterForward. Where
+  // `routing.router.experts` are there already, they are taken (RouterConfig::given_experts).
   Tensor Forward(const ops::Context& ctx, const Tensor& x, const Tensor& token_mask,
                  const ops::PackedSequences& scopes, Statistics statistics, const Noise& noise,
                  Routing& routing, Saved* saved) const;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <vector>
 
 #include "cistron/data/batch.h"
 #include "cistron/io/safetensors.h"
@@ -37,6 +39,9 @@ class GoldenReplay {
   // As in evaluation: delayed scaling leaves no amax of activations.
   model::Mixtral::Logits ComputeLogits(std::int64_t step);
 
+  // Passes from now on make these choices, [T, K] a layer; none: their own.
+  void TakeExperts(const std::vector<Tensor>& experts) { local_.model.TakeExperts(experts); }
+
   struct Loss {
     double total;  // with the auxiliary term
     double aux;
@@ -64,5 +69,13 @@ class GoldenReplay {
   model::LocalMixtral local_;
   optim::AdamWOptimizer optimizer_;
 };
+
+// What an implementation would choose instead of the experts of a step ([T, K] a layer), by its
+// router logits [T, E]: for tests.
+using Rechoose = std::function<void(std::int64_t step, const std::vector<Tensor>& router_logits,
+                                    std::vector<Tensor>& experts)>;
+// VerifyModel (verify.h) with such choices, which takes the reference's router.
+VerifyReport VerifyModel(const ops::Context& ctx, const std::filesystem::path& directory,
+                         const VerifyPrecision& precision, const Rechoose& rechoose);
 
 }  // namespace cistron::train

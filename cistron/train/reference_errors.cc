@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cistron/ops/cross_entropy/cross_entropy.h"
 
@@ -98,24 +99,67 @@ std::int64_t CountRerouted(const Tensor& experts, const Tensor& others) {
   return count;
 }
 
+double LargestGap(const Tensor& logits, const Tensor& experts) {
+  double largest = 0;
+  for (std::int64_t t = 0; t < logits.dim(0); ++t) {
+    const std::vector<double> row = Row(logits, t);
+    const std::vector<double> chosen = Chosen(experts, t, row.size());
+    double lowest_chosen = std::numeric_limits<double>::infinity(), highest_left = -lowest_chosen;
+    for (std::size_t e = 0; e < row.size(); ++e) {
+      if (chosen[e] > 0) {
+        lowest_chosen = std::min(lowest_chosen, row[e]);
+      } else {
+        highest_left = std::max(highest_left, row[e]);
+      }
+    }
+    const double gap = highest_left - lowest_chosen;
+    // Not a number, too, is no choice to accept.
+    if (!(gap <= largest)) largest = gap;
+  }
+  return largest;
+}
+
+// Errors of router logits, and how far choices go against them.
+void ReferenceErrors::CompareChoices(const model::Mixtral::Logits& got, std::int64_t step,
+                                     StepErrors& errors) {
+  const Choices& choices = choices_[static_cast<std::size_t>(step)];
+  same_choices_.TakeExperts(choices);
+  const model::Mixtral::Logits exact = same_choices_.ComputeLogits(step);
+  for (std::size_t layer = 0; layer < choices.size(); ++layer) {
+    const Tensor &a = got.router_logits[layer], &b = exact.router_logits[layer];
+    double error = 0;
+    for (std::int64_t i = 0; i < b.numel(); ++i) {
+      error = std::max(error, std::abs(ElementAsDouble(a, i) - ElementAsDouble(b, i)));
+    }
+    const double gap = LargestGap(b, choices[layer]), bound = 4 * error;
+    if (layer == 0 || !(gap * errors.gap_bound <= errors.gap * bound)) {
+      errors.gap = gap;
+      errors.gap_bound = bound;
+    }
+  }
+}
+
 void ReferenceErrors::BeforePass(GoldenReplay& got, std::int64_t step) {
   const model::MixtralConfig& config = folder_.hf.config;
   const double coefficient = config.output_router_logits ? config.router_aux_loss_coef : 0;
   const model::Mixtral::Logits a = got.ComputeLogits(step), b = exact_.ComputeLogits(step);
   StepErrors& e = steps_.emplace_back();
-  e.experts = a.experts;
   for (std::size_t layer = 0; layer < a.experts.size(); ++layer) {
     e.rerouted += CountRerouted(a.experts[layer], b.experts[layer]);
   }
+  CompareChoices(a, step, e);
   e.aux_loss = AuxLossError(a, b);
   e.loss = LossError(a.logits, b.logits, folder_.MakeBatch(step)) + coefficient * e.aux_loss;
   exact_.ForwardBackward(step);
+  same_choices_.ForwardBackward(step);
 }
 
 void ReferenceErrors::BeforeUpdate(GoldenReplay& got) {
   steps_.back().grad_norm = GradientError(got, exact_);
-  exact_.ComputeGradNorm();
-  exact_.Update();
+  for (GoldenReplay* run : {&exact_, &same_choices_}) {
+    run->ComputeGradNorm();
+    run->Update();
+  }
 }
 
 }  // namespace cistron::train

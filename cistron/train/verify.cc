@@ -71,59 +71,82 @@ struct LowPrecision {
   std::vector<StepErrors> steps;  // of the scalar reference, without cancelling
 };
 
+// A value beside the file's. At a low precision its bound is known when the reference has run.
+struct Comparison {
+  std::string quantity;
+  double error = 0;
+  double bound = 0;  // of fp32 and fp64
+  // Of single numbers, which err at a low precision as the reference does without cancelling.
+  double StepErrors::*number = nullptr;
+  std::int64_t step = 0;
+  double golden = 0;
+
+  double BoundWith(const LowPrecision* low) const {
+    if (low == nullptr) return bound;
+    if (number == nullptr) return 2 * low->reference.at(quantity).error;
+    return bound + RelativeTo(golden, 2 * low->steps[static_cast<std::size_t>(step)].*number);
+  }
+};
+
+// Keeps of each quantity the pair that uses most of its bound.
+void Record(Rows& rows, const std::string& quantity, double error, double bound) {
+  const auto [row, first] = rows.try_emplace(quantity, Measured{error, bound});
+  Measured& worst = row->second;
+  if (!first && !(error * worst.bound <= worst.error * bound)) worst = {error, bound};
+}
+Rows RowsOf(const std::vector<Comparison>& comparisons, const LowPrecision* low) {
+  Rows rows;
+  for (const Comparison& c : comparisons) Record(rows, c.quantity, c.error, c.BoundWith(low));
+  return rows;
+}
+
 class Verifier {
  public:
-  // `low` is null for fp32 and fp64, and for the reference, which `errors` measures.
-  Verifier(const ops::Context& ctx, const GoldenFolder& folder, const VerifyPrecision& precision,
-           const LowPrecision* low, ReferenceErrors* errors = nullptr)
+  Verifier(const ops::Context& ctx, const GoldenFolder& folder, const VerifyPrecision& precision)
       : folder_(folder),
         golden_(folder.tensors),
         replay_(ctx, folder, precision),
-        is_low_(precision.is_low()),
-        low_(low),
-        errors_(errors) {}
+        is_low_(precision.is_low()) {}
 
-  Rows Run() {
+  // The run makes these choices, of every step; `errors` measures it.
+  void Follow(const std::vector<Choices>& choices, ReferenceErrors& errors) {
+    choices_ = choices;
+    errors_ = &errors;
+  }
+  void SetRechoose(const Rechoose& rechoose) { rechoose_ = rechoose; }
+
+  void Run() {
+    if (is_low_) Choose(0);
     ForwardAndGradients();
     Steps();
-    return rows_;
   }
-  std::string note() const {
-    std::string note = note_;
-    if (low_ == nullptr || steps_seen_ == 0) return note;
-    std::int64_t reference = 0, choices = 0;
-    for (std::int64_t step = 0; step < steps_seen_; ++step) {
-      const StepErrors& errors = low_->steps[static_cast<std::size_t>(step)];
-      reference += errors.rerouted;
-      for (const Tensor& experts : errors.experts) choices += experts.numel();
-    }
-    if (reference + rerouted_ == 0) return note;
-    return note + fmt::format(
-                      "{}of {} choices of an expert, this precision changes {} in the reference, "
-                      "and this implementation {} more or otherwise: each moves its token by a "
-                      "whole expert, and a bound covers those of the reference alone",
-                      note.empty() ? "" : "; ", choices, reference, rerouted_);
-  }
+  const std::vector<Comparison>& comparisons() const { return comparisons_; }
+  // Of every step that ran, at a low precision.
+  const std::vector<Choices>& choices() const { return choices_; }
+  const std::string& note() const { return note_; }
 
  private:
-  // Keeps the pair that uses most of its bound.
-  void Record(const std::string& quantity, double error, double bound) {
-    const auto [row, first] = rows_.try_emplace(quantity, Measured{error, bound});
-    Measured& worst = row->second;
-    if (!first && !(error * worst.bound <= worst.error * bound)) worst = {error, bound};
-  }
   void RecordTensor(const std::string& quantity, double error) {
-    Record(quantity, error,
-           low_ != nullptr ? 2 * low_->reference.at(quantity).error : HighPrecisionBound(quantity));
+    comparisons_.push_back({quantity, error, HighPrecisionBound(quantity)});
   }
-  // `reference` is the error of the reference, without cancelling.
   void RecordNumber(const std::string& quantity, std::int64_t step, double got, double golden,
-                    double StepErrors::*reference) {
-    double bound = HighPrecisionBound(quantity);
-    if (low_ != nullptr) {
-      bound += RelativeTo(golden, 2 * low_->steps[static_cast<std::size_t>(step)].*reference);
+                    double StepErrors::*number) {
+    comparisons_.push_back({quantity, RelativeTo(golden, got - golden),
+                            HighPrecisionBound(quantity), number, step, golden});
+  }
+
+  // The experts of a step: those to follow, or the run's own, which `choices` keep.
+  void Choose(std::int64_t step) {
+    if (errors_ != nullptr) {
+      replay_.TakeExperts(choices_[static_cast<std::size_t>(step)]);
+      return;
     }
-    Record(quantity, RelativeTo(golden, got - golden), bound);
+    if (rechoose_) replay_.TakeExperts({});
+    const model::Mixtral::Logits logits = replay_.ComputeLogits(step);
+    choices_.push_back(logits.experts);
+    if (!rechoose_) return;
+    rechoose_(step, logits.router_logits, choices_.back());
+    replay_.TakeExperts(choices_.back());
   }
 
   void ForwardAndGradients() {
@@ -178,7 +201,7 @@ class Verifier {
           "compared";
     }
     for (std::int64_t step = 0; step < (first_only ? 1 : folder_.steps()); ++step) {
-      CountReroutedAt(step);
+      if (is_low_ && step > 0) Choose(step);
       if (errors_ != nullptr) errors_->BeforePass(replay_, step);
       const GoldenReplay::Loss loss = replay_.ForwardBackward(step);
       RecordNumber("train.loss", step, loss.total, ElementAsDouble(losses, step),
@@ -191,17 +214,6 @@ class Verifier {
       replay_.Update();
     }
     if (!first_only) CompareWeights();
-  }
-
-  // Choices of experts that the reference does not make at the same precision.
-  void CountReroutedAt(std::int64_t step) {
-    if (low_ == nullptr) return;
-    const model::Mixtral::Logits logits = replay_.ComputeLogits(step);
-    const StepErrors& reference = low_->steps[static_cast<std::size_t>(step)];
-    for (std::size_t layer = 0; layer < logits.experts.size(); ++layer) {
-      rerouted_ += CountRerouted(logits.experts[layer], reference.experts[layer]);
-    }
-    steps_seen_ = step + 1;
   }
 
   // What gradients as inexact as the file's make of the weights.
@@ -234,10 +246,12 @@ class Verifier {
       CISTRON_CHECK(golden.numel() == parameters[i].master.numel(), "verify: {} against golden {}",
                     Describe(parameters[i].master), Describe(golden));
       const Tensor master = parameters[i].master.ToHost();
+      Rows worst;
       for (std::int64_t j = 0; j < golden.numel(); ++j) {
-        Record("after", std::abs(ElementAsDouble(master, j) - ElementAsDouble(golden, j)),
+        Record(worst, "after", std::abs(ElementAsDouble(master, j) - ElementAsDouble(golden, j)),
                std::max(HighPrecisionBound("after"), weight_errors_[i][j]));
       }
+      for (const auto& [quantity, w] : worst) comparisons_.push_back({quantity, w.error, w.bound});
     }
   }
 
@@ -245,14 +259,28 @@ class Verifier {
   const io::SafetensorsFile& golden_;
   GoldenReplay replay_;
   const bool is_low_;
-  const LowPrecision* low_;
-  ReferenceErrors* errors_;
+  std::vector<Choices> choices_;  // at a low precision
+  ReferenceErrors* errors_ = nullptr;
+  Rechoose rechoose_;
   std::set<std::string> noise_;  // parameters whose gradient in the file is rounding noise
   std::vector<AdamWErrorBound> weight_errors_;  // by parameter
   std::string note_;
-  std::int64_t rerouted_ = 0, steps_seen_ = 0;  // at a low precision
-  Rows rows_;
+  std::vector<Comparison> comparisons_;
 };
+
+// How many choices differ from those in f64.
+std::string RoutingNote(const LowPrecision& low, const std::vector<Choices>& choices) {
+  std::int64_t rerouted = 0, all = 0;
+  for (const StepErrors& step : low.steps) rerouted += step.rerouted;
+  for (const Choices& step : choices) {
+    for (const Tensor& experts : step) all += experts.numel();
+  }
+  if (rerouted == 0) return {};
+  return fmt::format(
+      "of {} choices of an expert, {} are not those of fp64; each moves its token by a whole "
+      "expert, and the reference, which is given the same choices, errs with it",
+      all, rerouted);
+}
 
 }  // namespace
 
@@ -263,26 +291,38 @@ bool VerifyReport::ok() const {
 
 VerifyReport VerifyModel(const ops::Context& ctx, const std::filesystem::path& directory,
                          const VerifyPrecision& precision) {
+  return VerifyModel(ctx, directory, precision, {});
+}
+
+VerifyReport VerifyModel(const ops::Context& ctx, const std::filesystem::path& directory,
+                         const VerifyPrecision& precision, const Rechoose& rechoose) {
   const GoldenFolder folder(directory);
-  LowPrecision low;
-  const bool is_low = precision.is_low();
-  if (is_low) {
-    const ops::Context reference = ops::Context().WithImpl("ref");
-    ReferenceErrors errors(reference, folder);
-    low.reference = Verifier(reference, folder, precision, nullptr, &errors).Run();
-    low.steps = errors.steps();
-  }
-  Verifier verifier(ctx, folder, precision, is_low ? &low : nullptr);
-  const Rows rows = verifier.Run();
+  Verifier verifier(ctx, folder, precision);
+  verifier.SetRechoose(rechoose);
+  verifier.Run();
   VerifyReport report{directory, {}, verifier.note()};
-  if (is_low) {
+  Rows rows;
+  if (precision.is_low()) {
+    const ops::Context reference_ctx = ops::Context().WithImpl("ref");
+    ReferenceErrors errors(reference_ctx, folder, verifier.choices());
+    Verifier reference(reference_ctx, folder, precision);
+    reference.Follow(verifier.choices(), errors);
+    reference.Run();
+    const LowPrecision low{RowsOf(reference.comparisons(), nullptr), errors.steps()};
+    rows = RowsOf(verifier.comparisons(), &low);
+    for (const StepErrors& step : low.steps) Record(rows, "choices", step.gap, step.gap_bound);
+    const std::string routing = RoutingNote(low, verifier.choices());
+    report.note += (report.note.empty() || routing.empty() ? "" : "; ") + routing;
     report.bounds =
-        "twice the error that the scalar reference makes in this precision against the same golden "
-        "values";
+        "twice the error that the scalar reference makes in this precision, with the same choices "
+        "of experts, against the same golden values; a chosen expert's logit in fp64 below one "
+        "that is left: four times the error of the reference's";
+  } else {
+    rows = RowsOf(verifier.comparisons(), nullptr);
   }
-  static constexpr const char* kOrder[] = {"logits",          "router_logits", "loss",
-                                           "aux_loss",        "grad",          "train.loss",
-                                           "train.grad_norm", "after"};
+  static constexpr const char* kOrder[] = {"logits",     "router_logits",   "choices",
+                                           "loss",       "aux_loss",        "grad",
+                                           "train.loss", "train.grad_norm", "after"};
   for (const char* quantity : kOrder) {
     const auto found = rows.find(quantity);
     if (found == rows.end()) continue;

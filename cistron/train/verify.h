@@ -19,8 +19,9 @@
 // the same folder, measured in the same call: for tensors the worst error against the file; for
 // single numbers (losses, norms) what the reference's errors come to when they do not cancel
 // (reference_errors.h), plus the fp32 bound for the file's own rounding. A token whose expert the
-// precision changes errs by a whole expert; a note says how many there were, in the reference and
-// beyond it. docs/decisions/0010 derives all of it.
+// precision changes errs by a whole expert: so the reference is given the choices that the
+// implementation makes, and a choice that rounding does not explain fails as `choices`; a note
+// counts those that are not fp64's. docs/decisions/0010 derives all of it.
 #pragma once
 
 #include <filesystem>

@@ -15,6 +15,8 @@
 
 #include "cistron/io/file.h"
 #include "cistron/io/safetensors.h"
+#include "cistron/train/golden_replay.h"
+#include "cistron/train/reference_errors.h"
 
 namespace cistron::train {
 namespace {
@@ -189,6 +191,61 @@ TEST(Verify, NoticesAWrongNumberInBf16) {
 TEST(Verify, NoticesAWrongNumberInARecipe) {
   const VerifyPrecision mxfp8 = {DType::kBF16, quant::MXFP8BlockScaling{}};
   EXPECT_FALSE(RowOk(WrongGolden("train.loss", 4, 0.3f).Verify(mxfp8), "train.loss"));
+}
+
+// An implementation that takes, for one token of the last layer, the best expert it should leave
+// instead of the worst it should choose: the token whose two logits differ least, or most.
+VerifyReport VerifyWithOneOtherChoice(bool nearest) {
+  const auto rechoose = [&](std::int64_t step, const std::vector<Tensor>& router_logits,
+                            std::vector<Tensor>& experts) {
+    if (step != 0) return;
+    const Tensor &logits = router_logits.back(), &chosen = experts.back();
+    const std::int64_t top_k = chosen.dim(1), num_experts = logits.dim(1);
+    double best = 0;
+    std::int64_t token = -1, other = -1;
+    for (std::int64_t t = 0; t < chosen.dim(0); ++t) {
+      const std::int32_t* row = chosen.data<std::int32_t>() + t * top_k;
+      const double last = ElementAsDouble(logits, t * num_experts + row[top_k - 1]);
+      std::int64_t highest = -1;
+      for (std::int64_t e = 0; e < num_experts; ++e) {
+        if (std::find(row, row + top_k, e) != row + top_k) continue;
+        const auto at = [&](std::int64_t i) {
+          return ElementAsDouble(logits, t * num_experts + i);
+        };
+        if (highest < 0 || at(e) > at(highest)) highest = e;
+      }
+      const double gap = last - ElementAsDouble(logits, t * num_experts + highest);
+      if (token < 0 || (nearest ? gap < best : gap > best)) best = gap, token = t, other = highest;
+    }
+    experts.back() = chosen.Clone();
+    experts.back().data<std::int32_t>()[token * top_k + top_k - 1] =
+        static_cast<std::int32_t>(other);
+  };
+  return VerifyModel(ops::Context().WithImpl("router=ref"),
+                     CISTRON_SOURCE_DIR "/tests/golden/mixtral_tied", {DType::kBF16}, rechoose);
+}
+
+TEST(Verify, AcceptsAnotherExpertNearATie) {
+  const VerifyReport report = VerifyWithOneOtherChoice(/*nearest=*/true);
+  EXPECT_TRUE(report.ok()) << FormatVerifyReport(report);
+  EXPECT_NE(report.note.find("are not those of fp64"), std::string::npos) << report.note;
+}
+
+TEST(Verify, NoticesAWrongExpert) {
+  const VerifyReport report = VerifyWithOneOtherChoice(/*nearest=*/false);
+  EXPECT_FALSE(RowOk(report, "choices")) << FormatVerifyReport(report);
+}
+
+// Of two tokens and four experts.
+TEST(Verify, GapOfChoices) {
+  const std::vector<double> values = {1, 4, 2, 3, 8, 6, 5, 7};
+  const Tensor logits = Tensor::FromSpan<double>({2, 4}, values);
+  const auto gap = [&](const std::vector<std::int32_t>& experts) {
+    return LargestGap(logits, Tensor::FromSpan<std::int32_t>({2, 2}, experts));
+  };
+  EXPECT_EQ(gap({1, 3, 3, 0}), 0);  // the best, in any order
+  EXPECT_EQ(gap({1, 2, 0, 3}), 1);  // 2 instead of 3
+  EXPECT_EQ(gap({1, 2, 2, 1}), 3);  // 5 instead of 8
 }
 
 // Gradients of a gate that are zero in exact arithmetic, and noise in the file.

@@ -89,6 +89,7 @@ void RouterForward(const Context& ctx, const RouterConfig& config, const Tensor&
   }
   CheckTensor(kOp, "experts", out.experts, {tokens, config.top_k}, DType::kI32);
   CheckTensor(kOp, "probs", out.probs, {tokens, config.top_k}, compute);
+  if (config.given_experts) CheckExperts(config, out.experts, token_mask);
   if (out.counts) CheckTensor(kOp, "counts", out.counts, {rows, experts}, DType::kI64);
   if (out.score_sums) CheckTensor(kOp, "score_sums", out.score_sums, {rows, experts}, DType::kF64);
   if (out.z_sums) CheckTensor(kOp, "z_sums", out.z_sums, {rows}, DType::kF64);

@@ -40,6 +40,9 @@ struct RouterConfig {
   std::int64_t groups_kept = 1;
   bool normalize = true;
   double routed_scaling = 1.0;
+  // RouterOutputs::experts hold a choice, and are not written: it is that of another run, to be
+  // compared with. The reference alone does this.
+  bool given_experts = false;
 };
 
 struct RouterOutputs {

@@ -260,6 +260,7 @@ Support SupportsRouter(const RouterProblem& problem) {
   if (problem.dtype != DType::kF32 && problem.dtype != DType::kBF16) {
     return Support::No("only f32 and bf16");
   }
+  if (problem.config.given_experts) return Support::No("given experts are for the reference");
   return Support::Yes();
 }
 

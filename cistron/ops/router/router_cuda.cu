@@ -470,9 +470,14 @@ void BackwardCuda(const Context& ctx, const RouterConfig& config, const Tensor& 
   });
 }
 
+Support SupportsRouter(const RouterProblem& problem) {
+  if (problem.config.given_experts) return Support::No("given experts are for the reference");
+  return internal::FloatsOnCuda(problem);
+}
+
 }  // namespace
 
 extern constinit const RouterImpl kRouterCuda = {
-    "cuda", internal::FloatsOnCuda<RouterProblem>, {ForwardCuda, BackwardCuda}, DeviceType::kCuda};
+    "cuda", SupportsRouter, {ForwardCuda, BackwardCuda}, DeviceType::kCuda};
 
 }  // namespace cistron::ops

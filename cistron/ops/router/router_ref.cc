@@ -167,7 +167,8 @@ void Forward(const RouterConfig& config, const Tensor& logits, const Tensor& bia
         keys[static_cast<std::size_t>(e)] += bias.data<C>()[e];
       }
     }
-    const std::vector<std::int32_t> choice = Choose(config, keys);
+    const std::vector<std::int32_t> choice =
+        config.given_experts ? std::vector<std::int32_t>(chosen, chosen + k) : Choose(config, keys);
     std::copy(choice.begin(), choice.end(), chosen);
     const std::vector<C> p = Probabilities(config, token, chosen);
     for (std::int64_t i = 0; i < k; ++i) {

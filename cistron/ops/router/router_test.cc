@@ -234,6 +234,31 @@ TEST(Router, TiesGoToTheLowerExpertAndZeroHasNoSign) {
   });
 }
 
+// Experts that are given are kept, with the probabilities of their logits; the reference alone
+// takes them.
+TEST(Router, GivenExperts) {
+  const RouterConfig config{.num_experts = 4, .top_k = 2, .given_experts = true};
+  const Tensor logits = Matrix(1, {1, 3, 2, 0});
+  const Tensor experts = Tensor::FromSpan<std::int32_t>({1, 2}, std::vector<std::int32_t>{1, 3});
+  const RouterOutputs out{.experts = experts,
+                          .probs = Tensor::Empty({1, 2}, DType::kF32),
+                          .counts = Tensor::Empty({1, 4}, DType::kI64)};
+  const auto forward = [&](const char* impl) {
+    RouterForward(Context().WithImpl(impl), config, logits, {}, {}, {}, out);
+  };
+  forward("ref");
+  EXPECT_EQ(experts.data<std::int32_t>()[0], 1);
+  EXPECT_EQ(experts.data<std::int32_t>()[1], 3);
+  const double p = 1 / (1 + std::exp(-3.0));
+  EXPECT_NEAR(ElementAsDouble(out.probs, 0), p, 1e-6);
+  EXPECT_NEAR(ElementAsDouble(out.probs, 1), 1 - p, 1e-6);
+  EXPECT_EQ(out.counts.data<std::int64_t>()[3], 1);
+  EXPECT_EQ(out.counts.data<std::int64_t>()[2], 0);
+  EXPECT_THROW(forward("cpu"), Error);
+  experts.data<std::int32_t>()[1] = 4;
+  EXPECT_THROW(forward("ref"), Error);
+}
+
 // nan-logits: K distinct experts of the range, and the tokens are counted.
 TEST(Router, NanLogits) {
   for (const ScoreFunction score : {ScoreFunction::kSoftmaxBeforeTopK,
