@@ -1,10 +1,13 @@
 // cistron bench: speed and memory of the whole training step.
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "apps/cistron/commands.h"
 #include "apps/cistron/machine.h"
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
+#include "cistron/tensor/kernel_trace.h"
 #include "cistron/train/bench_step.h"
 
 namespace cistron::app {
@@ -21,7 +24,8 @@ class BenchCommand final : public Command {
            "the Hugging Face peer: forward, backward, clipping at 1.0, AdamW, auxiliary loss on.\n"
            "Examples:\n"
            "  cistron bench --model small\n"
-           "  cistron bench --model fine --precision bf16 --threads 2 --steps 15";
+           "  cistron bench --model fine --precision bf16 --threads 2 --steps 15\n"
+           "  cistron bench --model dna_128 --precision bf16 --device cuda --gaps";
   }
   void Declare(Options& options) override {
     options.Choice("--model", model_, train::BenchShapeNames(), "shape");
@@ -35,6 +39,8 @@ class BenchCommand final : public Command {
                    "of a bf16 model: fp32 masters and moments, or bf16 without masters");
     options.Choice("--cuda-graph", cuda_graph_, {"auto", "off"}, "as train.cuda_graph");
     options.Option("--threads", threads_, "0: all that the machine grants");
+    options.Flag("--gaps", gaps_,
+                 "which part of the time a GPU runs no kernel; noting that slows steps a little");
     options.Flag("--profile", profile_, "then one step more, and where its time goes, on stderr");
     options.Option("--steps", steps_, "measured steps");
     options.Option("--micro-rows", micro_rows_, "sequences computed at once; 0: the whole batch");
@@ -43,6 +49,11 @@ class BenchCommand final : public Command {
   int Run() override {
     if (threads_ > 0) SetNumThreads(static_cast<int>(threads_));
     const train::BenchShape shape = train::NamedBenchShape(model_);
+    std::optional<cuda::KernelTrace> trace;  // before the device is used
+    if (gaps_) {
+      CISTRON_CHECK(device_ == "cuda", "bench: --gaps are a GPU's; give --device cuda with it");
+      trace.emplace();
+    }
     const train::BenchResult r = train::BenchTrainStep(
         MakeContext(device_), shape,
         {.precision = train::ParsePrecision(precision_),
@@ -51,8 +62,14 @@ class BenchCommand final : public Command {
          .recompute = train::ParseRecompute(recompute_),
          .states = states_ == "bf16" ? train::OptimStates::kBF16 : train::OptimStates::kF32,
          .cuda_graph = cuda_graph_ == "off" ? train::CudaGraph::kOff : train::CudaGraph::kAuto,
+         .trace = trace ? &*trace : nullptr,
          .profile = profile_});
     if (!r.steps_run.empty()) fmt::print(stderr, "steps: {}\n", r.steps_run);
+    if (const cuda::DeviceTime& time = r.device_time; time.kernels > 0) {
+      fmt::print(stderr, "launch gaps: {:.2f}% of {:.3f} ms a step, {:.2f} us a kernel\n",
+                 100 * time.gap_share(), time.span_ms / static_cast<double>(steps_),
+                 (time.span_ms - time.busy_ms) * 1e3 / static_cast<double>(time.kernels));
+    }
     fmt::print(stderr, "{}", r.profile);
     fmt::print(
         "{{\"model\": \"{}\", \"precision\": \"{}\", \"states\": \"{}\", \"threads\": {}, "
@@ -67,7 +84,7 @@ class BenchCommand final : public Command {
  private:
   std::string model_ = "small", precision_ = "fp32", device_ = "cpu", recompute_ = "none",
               states_ = "fp32", cuda_graph_ = "auto";
-  bool profile_ = false;
+  bool gaps_ = false, profile_ = false;
   std::int64_t threads_ = 0, steps_ = 7, micro_rows_ = 0;
 };
 

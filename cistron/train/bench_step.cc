@@ -162,22 +162,31 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
     const StepInputs inputs = runner.Prepare(micro, totals);
     const std::int64_t all = options.warmup + options.steps;
     auto mark = std::chrono::steady_clock::now();
-    std::int64_t allocations = 0;
-    for (std::int64_t started = 0, finished = 0; finished < all; ++finished) {
-      for (; started < all && runner.in_flight() < runner.Depth(); ++started) {
-        runner.Start(runner.Depth() > 1 ? runner.Prepare(micro, totals) : inputs, 1e-3);
-        scaling.EndStep(ctx);
+    std::int64_t allocations = 0, finished = 0;
+    const auto run_to = [&](std::int64_t end) {
+      for (std::int64_t started = finished; finished < end; ++finished) {
+        for (; started < end && runner.in_flight() < runner.Depth(); ++started) {
+          runner.Start(runner.Depth() > 1 ? runner.Prepare(micro, totals) : inputs, 1e-3);
+          scaling.EndStep(ctx);
+        }
+        const StepResult step = runner.Finish();
+        const auto now = std::chrono::steady_clock::now();
+        if (finished >= options.warmup) {
+          ms.push_back(std::chrono::duration<double, std::milli>(now - mark).count());
+        } else {
+          allocations = ctx.allocator().Stats().allocations;
+        }
+        mark = now;
+        result.loss = step.loss + shape.model.router_aux_loss_coef * step.aux_loss;
       }
-      const StepResult step = runner.Finish();
-      const auto now = std::chrono::steady_clock::now();
-      if (finished >= options.warmup) {
-        ms.push_back(std::chrono::duration<double, std::milli>(now - mark).count());
-      } else {
-        allocations = ctx.allocator().Stats().allocations;
-      }
-      mark = now;
-      result.loss = step.loss + shape.model.router_aux_loss_coef * step.aux_loss;
+    };
+    if (options.trace != nullptr) {
+      run_to(options.warmup);
+      options.trace->Restart(ctx.device());
+      mark = std::chrono::steady_clock::now();
     }
+    run_to(all);
+    if (options.trace != nullptr) result.device_time = options.trace->Read(ctx.device());
     result.steps_run = runner.note();
     result.allocations = ctx.allocator().Stats().allocations - allocations;
   }

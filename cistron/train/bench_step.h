@@ -8,6 +8,7 @@
 
 #include "cistron/model/mixtral_config.h"
 #include "cistron/ops/context.h"
+#include "cistron/tensor/kernel_trace.h"
 #include "cistron/train/memory_plan.h"
 #include "cistron/train/precision.h"
 #include "cistron/train/run_config.h"
@@ -32,6 +33,9 @@ struct BenchOptions {
   model::Recompute recompute = model::Recompute::kNone;
   OptimStates states = OptimStates::kF32;
   CudaGraph cuda_graph = CudaGraph::kAuto;
+  // Is asked how busy a GPU is in the measured steps, whose times hold what noting costs. Null:
+  // not.
+  cuda::KernelTrace* trace = nullptr;
   bool profile = false;  // one step more, op by op
 };
 // "none", "moe" or "layer".
@@ -48,6 +52,7 @@ struct BenchResult {
   std::int64_t rss_mib = 0;          // peak resident memory less its peak before the model existed
   std::int64_t allocations = 0;      // from the driver, or the system, during measured steps
   std::string steps_run;             // StepRunner::note
+  cuda::DeviceTime device_time;      // of all measured steps, where asked for
   std::string profile;               // table of one step, where asked for (profile.h)
   double loss = 0;                   // of the last step, auxiliary loss included
 };
