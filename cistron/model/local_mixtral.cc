@@ -1,6 +1,7 @@
 #include "cistron/model/local_mixtral.h"
 
 #include "cistron/parallel/expert_parallel_dispatcher.h"
+#include "cistron/parallel/mesh_exchange.h"
 #include "cistron/parallel/rank_sums.h"
 
 namespace cistron::model {
@@ -19,18 +20,32 @@ std::unique_ptr<nn::StatisticsReducer> MakeReducer(const parallel::Mesh* mesh) {
   return std::make_unique<parallel::MeshStatisticsReducer>(*mesh);
 }
 
+std::unique_ptr<nn::RankExchange> MakeExchange(const parallel::Mesh* mesh) {
+  if (mesh == nullptr || mesh->size() == 1) return nullptr;
+  return std::make_unique<parallel::MeshExchange>(*mesh);
+}
+
+nn::ParameterPartition PartitionOf(const parallel::Mesh* mesh, bool sharded,
+                                   nn::RankExchange* exchange) {
+  nn::ParameterPartition partition =
+      mesh == nullptr ? nn::ParameterPartition{} : mesh->Partition(sharded);
+  partition.exchange = exchange;
+  return partition;
+}
+
 }  // namespace
 
 LocalMixtral::LocalMixtral(const ops::Context& ctx, const MixtralConfig& config, DType dtype,
-                           bool masters, const parallel::Mesh* ranks)
+                           bool masters, const parallel::Mesh* ranks, bool sharded)
     : mesh(ranks),
-      store(ctx, dtype, masters, ranks == nullptr ? nn::ParameterPartition{} : ranks->partition()),
+      exchange(MakeExchange(ranks)),
+      store(ctx, dtype, masters, PartitionOf(ranks, sharded, exchange.get())),
       dispatcher(MakeDispatcher(ranks, config.num_local_experts)),
       statistics(MakeReducer(ranks)),
       model(ctx, config, dtype, store, *dispatcher, *statistics) {}
 
 void LocalMixtral::SumOverRanks(const LossSums& sums) {
-  if (mesh != nullptr) parallel::ReduceGradients(*mesh, store);
+  store.FinishGradients();
   model.SumOverRanks(sums);
 }
 

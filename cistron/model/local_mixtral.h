@@ -10,10 +10,11 @@
 namespace cistron::model {
 
 struct LocalMixtral {
-  // `masters`: of LocalParameterStore. `mesh`, which must outlive the model: of the ranks that
-  // train it together; null: this one alone.
+  // `masters`: of LocalParameterStore. `ranks`, which must outlive the model: the mesh of those
+  // that train it together, each of which makes one; null: this one alone. `sharded`:
+  // Mesh::Partition.
   LocalMixtral(const ops::Context& ctx, const MixtralConfig& config, DType dtype,
-               bool masters = true, const parallel::Mesh* mesh = nullptr);
+               bool masters = true, const parallel::Mesh* ranks = nullptr, bool sharded = false);
   LocalMixtral(const LocalMixtral&) = delete;  // the model refers to its neighbours
   LocalMixtral& operator=(const LocalMixtral&) = delete;
 
@@ -21,6 +22,7 @@ struct LocalMixtral {
   void SumOverRanks(const LossSums& sums);
 
   const parallel::Mesh* mesh;
+  std::unique_ptr<nn::RankExchange> exchange;  // null for one rank
   nn::LocalParameterStore store;
   std::unique_ptr<nn::TokenDispatcher> dispatcher;
   std::unique_ptr<nn::StatisticsReducer> statistics;

@@ -247,6 +247,7 @@ struct Mixtral::State {
       dstream = layer.post_attention_norm.Backward(ctx, dy, dstream, of_attention);
       dy = layer.attention.Backward(ctx, dstream, batch.sequences, of_attention);
       dstream = layer.input_norm.Backward(ctx, dy, dstream, of_attention);
+      store->GradientsWritten();
     }
     ops::EmbeddingBackward(ctx, batch.tokens, dstream, store->GradientOutput(embedding));
   }

@@ -1,9 +1,12 @@
 #include "cistron/nn/parameter.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "cistron/base/log.h"
 #include "cistron/base/philox.h"
 #include "cistron/base/threads.h"
+#include "cistron/nn/sharded_transfers.h"
 #include "cistron/quant/autocast.h"
 #include "cistron/quant/quantizer.h"
 
@@ -31,8 +34,22 @@ namespace {
 
 // The flat index in the global tensor of the first element that is here.
 std::int64_t FlatStart(const LocalParameterStore::Parameter& p) {
-  const std::int64_t rows = p.value.dim(0);
-  return rows == 0 ? 0 : p.start[0] * (p.value.numel() / rows);
+  return p.start[0] * (p.local_shape.numel() / p.local_shape[0]) + p.shard_begin;
+}
+
+// Of a tensor: its last dimension; of a vector 1, so that its elements are rows.
+std::int64_t RowWidth(const Shape& shape) {
+  return shape.rank() < 2 ? 1 : shape[shape.rank() - 1];
+}
+
+// Elements of each of `ranks` shards of whole rows.
+std::vector<std::int64_t> ShardCounts(const Shape& shape, std::int64_t ranks) {
+  const std::int64_t width = RowWidth(shape), rows = shape.numel() / width;
+  std::vector<std::int64_t> counts;
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    counts.push_back((rows * (r + 1) / ranks - rows * r / ranks) * width);
+  }
+  return counts;
 }
 
 void FillOnes(const Tensor& t) {
@@ -57,6 +74,10 @@ LocalParameterStore::LocalParameterStore(const ops::Context& ctx, DType dtype, b
       masters_(masters),
       partition_(partition),
       gradient_dtype_(ComputeType(dtype)) {
+  if (partition.exchange != nullptr) {
+    gathered_ = std::make_unique<GatheredWeights>(ctx, *partition.exchange);
+    transfers_ = std::make_unique<GradientTransfers>(*partition.exchange);
+  }
   CISTRON_CHECK(dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16,
                 "parameters: a model's dtype is f64, f32 or bf16, not {}", Name(dtype));
 }
@@ -75,6 +96,18 @@ ParameterId LocalParameterStore::Register(const ParameterSpec& spec) {
     shape[0] /= partition_.expert_ranks;
     p.start[0] = partition_.expert_rank * shape[0];
   }
+  p.local_shape = shape;
+  const ParameterPartition::Shards& shards = spec.is_expert ? partition_.experts : partition_.dense;
+  if (shards.ranks > 1) {
+    p.counted = true;
+    p.shard_counts = ShardCounts(shape, shards.ranks);
+    for (std::int64_t r = 0; r < shards.rank; ++r) {
+      p.shard_begin += p.shard_counts[static_cast<std::size_t>(r)];
+    }
+    const std::int64_t width = RowWidth(shape);
+    const std::int64_t rows = p.shard_counts[static_cast<std::size_t>(shards.rank)] / width;
+    shape = spec.shape.rank() < 2 ? Shape({rows}) : Shape({rows, width});
+  }
   p.value = ctx_.Zeros(shape, dtype_);
   const DType master = masters_ ? ComputeType(dtype_) : dtype_;
   p.master = master == dtype_ ? p.value : ctx_.Zeros(shape, master);
@@ -89,8 +122,23 @@ Tensor LocalParameterStore::RegisterBuffer(const BufferSpec& spec) {
   return buffers_.back().value;
 }
 
+LocalParameterStore::~LocalParameterStore() {
+  // Transfers of a pass that ended in an exception still use these tensors.
+  try {
+    if (transfers_) transfers_->Abandon();
+    if (gathered_) gathered_->Drop();
+  } catch (const std::exception& e) {
+    LogDebug("parameters: transfers of a rank that ends: {}", e.what());
+  }
+}
+
 Tensor LocalParameterStore::Acquire(ParameterId id) {
-  return parameters_.at(static_cast<std::size_t>(id)).value;
+  const Parameter& p = parameters_.at(static_cast<std::size_t>(id));
+  return p.IsSharded() ? gathered_->Acquire(id, parameters_) : p.value;
+}
+
+void LocalParameterStore::Release(ParameterId id) {
+  if (parameters_.at(static_cast<std::size_t>(id)).IsSharded()) gathered_->Release(id);
 }
 
 QuantizedTensor LocalParameterStore::AcquireQuantized(ParameterId id, const quant::Recipe& recipe) {
@@ -102,11 +150,19 @@ QuantizedTensor LocalParameterStore::AcquireQuantized(ParameterId id, const quan
       delayed && scope != nullptr ? scope->options().states : nullptr;
   const std::uint64_t scales = states == nullptr ? 0 : states->version();
   if (q.version != version_ || !(q.recipe == recipe) || q.scales != scales) {
+    Tensor master = p.master;
+    if (p.IsSharded()) {
+      // Codes are kept whole until the weights change: one gathering of the masters for all passes.
+      master = ctx_.Empty(p.local_shape, p.master.dtype());
+      const auto group =
+          p.spec.is_expert ? RankExchange::Group::kReplicas : RankExchange::Group::kAll;
+      partition_.exchange->Gather(group, p.master, p.shard_counts, master)();
+    }
     q.tensor = quant::QuantizeOperand(ctx_, recipe,
                                       {.role = quant::TensorRole::kWeight,
                                        .name = p.spec.name,
                                        .owner = this,
-                                       .x = p.master,
+                                       .x = master,
                                        .row_parts = p.spec.row_parts});
     q.recipe = recipe;
     q.version = version_;
@@ -126,13 +182,55 @@ ops::Output LocalParameterStore::GradientOutput(ParameterId id) {
   Parameter& p = parameters_.at(static_cast<std::size_t>(id));
   const bool matrix =
       p.spec.shape.rank() >= 2 && p.spec.decays && !p.spec.is_embedding && !p.spec.wide_gradient;
-  if (!p.grad) {
-    p.grad = ctx_.Empty(p.value.shape(), matrix ? gradient_dtype_ : ComputeType(dtype_));
-  }
+  const DType dtype = matrix ? gradient_dtype_ : ComputeType(dtype_);
+  if (transfers_) transfers_->Begin(id, parameters_);
+  if (!p.grad) p.grad = ctx_.Empty(p.value.shape(), dtype);
+  if (p.IsSharded() && !p.whole_grad) p.whole_grad = ctx_.Empty(p.local_shape, dtype);
   p.square_sums = {};
   const auto mode = p.has_grad ? ops::WriteMode::kAccumulate : ops::WriteMode::kWrite;
   p.has_grad = true;
-  return {p.grad, mode};
+  return {p.IsSharded() ? p.whole_grad : p.grad, mode};
+}
+
+void LocalParameterStore::GradientsWritten() {
+  if (transfers_) transfers_->Written(parameters_);
+}
+
+void LocalParameterStore::ExpectMicroBatches(std::int64_t count) {
+  if (transfers_) transfers_->Expect(count);
+}
+
+void LocalParameterStore::FinishGradients() {
+  if (!transfers_) return;
+  transfers_->Finish(parameters_);
+  gathered_->Drop();
+}
+
+std::vector<LocalParameterStore::Box> LocalParameterStore::BoxesOf(const Parameter& p,
+                                                                   const Tensor& values) {
+  if (!p.IsSharded()) return {{values, p.start}};
+  if (p.local_shape.rank() < 3) {
+    Shape start = p.start;
+    start[0] += p.shard_begin / RowWidth(p.local_shape);
+    return {{values, start}};
+  }
+  // Rows of experts, cut where one expert ends.
+  std::vector<Box> boxes;
+  const std::int64_t rows = p.local_shape[1], width = p.local_shape[2];
+  const std::int64_t first = p.shard_begin / width;
+  for (std::int64_t row = 0; row < values.dim(0);) {
+    const std::int64_t expert = (first + row) / rows, begin = (first + row) % rows;
+    std::int64_t experts = 1, take = std::min(rows - begin, values.dim(0) - row);
+    if (begin == 0 && take == rows) {
+      experts = (values.dim(0) - row) / rows;
+      take = experts * rows;
+    }
+    boxes.push_back({values.Slice(0, row, take).Reshape({experts, take / experts, width}),
+                     {p.start[0] + expert, begin, 0}});
+    row += take;
+  }
+  if (boxes.empty()) boxes.push_back({values.Reshape({0, rows, width}), p.start});
+  return boxes;
 }
 
 void LocalParameterStore::Initialize(std::uint64_t seed, double std) {
@@ -161,7 +259,13 @@ void LocalParameterStore::Assign(std::string_view name, const Tensor& values) {
   if (p == nullptr) CISTRON_THROW(kNotFound, "parameters: the model has no '{}'", name);
   CISTRON_CHECK(values.shape() == p->spec.shape, "parameters: '{}' has shape {}, given {}", name,
                 ToString(p->spec.shape), Describe(values));
-  Convert(values.Slice(0, p->start[0], p->value.dim(0)), p->master);
+  Tensor mine = values.Slice(0, p->start[0], p->local_shape[0]);
+  if (p->IsSharded()) {
+    mine = mine.Reshape({mine.numel()})
+               .Slice(0, p->shard_begin, p->master.numel())
+               .Reshape(p->master.shape());
+  }
+  Convert(mine, p->master);
   if (p->value.raw() != p->master.raw()) Convert(p->master, p->value);
   MarkChanged();
 }
@@ -176,6 +280,7 @@ void LocalParameterStore::Rename(std::string_view from, std::string_view to) {
 
 void LocalParameterStore::ZeroGradients() {
   for (Parameter& p : parameters_) p.has_grad = false;
+  if (transfers_) transfers_->Abandon();
 }
 
 const LocalParameterStore::Buffer* LocalParameterStore::FindBuffer(std::string_view name) const {

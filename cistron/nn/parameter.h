@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cistron/nn/rank_exchange.h"
 #include "cistron/ops/context.h"
 #include "cistron/quant/recipe.h"
 #include "cistron/quant/scaling_states.h"
@@ -48,6 +49,14 @@ struct ParameterPartition {
   std::int64_t expert_ranks = 1, expert_rank = 0;
   // Of the ranks that hold the same values one counts them: in the gradient norm, in a checkpoint.
   bool counts_dense = true, counts_experts = true;
+  // Into how many shards those ranks cut a parameter, and which is here. Shards are runs of whole
+  // rows (slices of the last dimension), as even as can be; some may be empty.
+  struct Shards {
+    std::int64_t ranks = 1, rank = 0;
+  };
+  Shards dense{}, experts{};
+  // Null where this rank is alone. Must outlive the store.
+  RankExchange* exchange = nullptr;
 };
 
 // Holds weights and gradients for the modules. A module acquires what it needs around its forward
@@ -82,6 +91,9 @@ class ParameterStore {
   // Where a gradient goes: Write for the first of a step, Accumulate afterwards. The dtype is the
   // compute type. The gradient counts as contributed when the call that uses it returns.
   virtual ops::Output GradientOutput(ParameterId id) = 0;
+  // Whoever runs a backward pass may say that every gradient asked for so far is written: a store
+  // that sums them over ranks can begin.
+  virtual void GradientsWritten() {}
   // Whoever wrote (not accumulated) a whole gradient may leave partial sums of its squares, f64 [n]
   // in a fixed order, so that the norm need not read it again. They count until the gradient is
   // written to again; a store that cannot use them ignores them, and says so.
@@ -111,14 +123,25 @@ class AcquiredWeight {
   Tensor tensor_;
 };
 
-// All parameters that this rank holds, on its device: whole, or its experts (ParameterPartition).
+class GatheredWeights;
+class GradientTransfers;
+
+// All parameters that this rank holds, on its device: whole, its experts, or its shards of them
+// (ParameterPartition). Modules see whole weights of its experts, gathered while they hold them.
 class LocalParameterStore final : public ParameterStore {
  public:
   struct Parameter {
     ParameterSpec spec;
-    Shape start;          // where the tensors below begin in the global one
-    bool counted = true;  // here, not by another rank that holds the same values
-    Tensor value;         // model dtype: what the modules compute with
+    Shape start, local_shape;  // the box of the global tensor that modules see here
+    bool counted = true;       // here, not by another rank that holds the same values
+    // Elements of each rank's shard of that box, and where this rank's begins in it. Empty: not
+    // sharded. `value`, `master`, `grad` of a shard are [rows, last dimension].
+    std::vector<std::int64_t> shard_counts{};
+    std::int64_t shard_begin = 0;
+    bool IsSharded() const { return !shard_counts.empty(); }
+    Tensor whole_grad{};  // of a sharded parameter, until it is reduced
+
+    Tensor value;  // model dtype: what the modules compute with
     // What the optimiser updates: compute type; the same tensor as `value` where dtypes agree or
     // the store has no masters.
     Tensor master;
@@ -148,18 +171,22 @@ class LocalParameterStore final : public ParameterStore {
 
   ParameterId Register(const ParameterSpec& spec) override;
   Tensor RegisterBuffer(const BufferSpec& spec) override;
+  ~LocalParameterStore() override;
+  LocalParameterStore(LocalParameterStore&&) = delete;
+
   Tensor Acquire(ParameterId id) override;
-  void Release(ParameterId) override {}
+  void Release(ParameterId id) override;
   QuantizedTensor AcquireQuantized(ParameterId id, const quant::Recipe& recipe) override;
   std::uint64_t version() const override { return version_; }
   const ParameterSpec& spec(ParameterId id) const override {
     return parameters_.at(static_cast<std::size_t>(id)).spec;
   }
   Shape LocalShape(ParameterId id) const override {
-    return parameters_.at(static_cast<std::size_t>(id)).value.shape();
+    return parameters_.at(static_cast<std::size_t>(id)).local_shape;
   }
   void SetRowParts(ParameterId id, std::int64_t parts) override;
   ops::Output GradientOutput(ParameterId id) override;
+  void GradientsWritten() override;
   void OfferSquareSums(ParameterId id, const Tensor& sums) override {
     parameters_.at(static_cast<std::size_t>(id)).square_sums = sums;
   }
@@ -185,8 +212,24 @@ class LocalParameterStore final : public ParameterStore {
   // `from` or there is a `to`.
   void Rename(std::string_view from, std::string_view to);
 
+  // Before the first micro-batch of a step: how many there will be, so that gradients may be summed
+  // over ranks while others are still made.
+  void ExpectMicroBatches(std::int64_t count);
+  // After the last micro-batch of a step, on every rank: gradients are those of the global batch,
+  // sums over the ranks in their order. Each rank's was that of the global mean loss by its own
+  // tokens, so nothing is divided. Must be called before the optimiser's update.
+  void FinishGradients();
+
   // Forgets the gradients: the next GradientOutput is a Write.
   void ZeroGradients();
+
+  // The boxes of the global tensor whose elements `values` are, a tensor as Parameter::value or
+  // master: one, or up to three where a shard begins or ends within an expert. Views of `values`.
+  struct Box {
+    Tensor values;
+    Shape start;
+  };
+  static std::vector<Box> BoxesOf(const Parameter& p, const Tensor& values);
 
   DType dtype() const { return dtype_; }
   const ParameterPartition& partition() const { return partition_; }
@@ -206,6 +249,8 @@ class LocalParameterStore final : public ParameterStore {
   std::uint64_t version_ = 1;
   std::vector<Parameter> parameters_;
   std::vector<Buffer> buffers_;
+  std::unique_ptr<GatheredWeights> gathered_;  // null without an exchange
+  std::unique_ptr<GradientTransfers> transfers_;
 };
 
 // Values of a parameter as Initialize draws them, elements [begin, begin + out.size()) of the flat

@@ -88,7 +88,9 @@ std::vector<AdamWOptimizer::StateTensor> AdamWOptimizer::State() const {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& p = parameters[i];
     const auto add = [&](const char* role, const Tensor& tensor) {
-      state.push_back({role + p.spec.name, tensor, p.spec.shape, p.start, p.counted});
+      for (const auto& [values, start] : nn::LocalParameterStore::BoxesOf(p, tensor)) {
+        state.push_back({role + p.spec.name, values, p.spec.shape, start, p.counted});
+      }
     };
     add("weight/", p.value);
     if (p.value.raw() != p.master.raw()) add("master/", p.master);

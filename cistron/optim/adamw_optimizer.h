@@ -51,7 +51,8 @@ class AdamWOptimizer {
 
   // What a checkpoint must hold besides the step, and what Restore-ing code writes into: names are
   // "weight/NAME", "master/NAME" (bf16 models with masters only), "moment1/NAME", "moment2/NAME".
-  // Tensors are shared.
+  // Tensors are shared; of a shard that is several boxes of one name each is there, of an empty one
+  // an empty box.
   struct StateTensor {
     std::string name;
     Tensor tensor;

@@ -48,11 +48,16 @@ Mesh::Mesh(comm::Communicator& world, std::int64_t dp, std::int64_t ep, std::int
 
 Mesh::~Mesh() = default;
 
-nn::ParameterPartition Mesh::partition() const {
-  return {.expert_ranks = ep_,
-          .expert_rank = ep_index(),
-          .counts_dense = is_first(),
-          .counts_experts = dp_index() == 0};
+nn::ParameterPartition Mesh::Partition(bool sharded) const {
+  nn::ParameterPartition p{.expert_ranks = ep_,
+                           .expert_rank = ep_index(),
+                           .counts_dense = is_first(),
+                           .counts_experts = dp_index() == 0};
+  if (sharded) {
+    p.dense = {size(), rank()};
+    p.experts = {dp_, dp_index()};
+  }
+  return p;
 }
 
 }  // namespace cistron::parallel

@@ -37,7 +37,9 @@ class Mesh {
   comm::Communicator& expert_group() const { return *expert_group_; }
   comm::Communicator& replica_group() const { return *replica_group_; }
 
-  nn::ParameterPartition partition() const;
+  // What of the parameters is here. `sharded`: ranks that would hold the same values cut them into
+  // shards: dense parameters over all ranks, experts over the replica group.
+  nn::ParameterPartition Partition(bool sharded) const;
 
  private:
   std::unique_ptr<comm::Communicator> self_;

@@ -44,15 +44,4 @@ void MeshStatisticsReducer::Sum(std::span<const Tensor> tensors) {
   }
 }
 
-void ReduceGradients(const Mesh& mesh, nn::LocalParameterStore& store) {
-  if (mesh.size() == 1) return;
-  for (auto& p : store.parameters()) {
-    if (!p.has_grad) continue;
-    comm::Communicator& ranks = p.spec.is_expert ? mesh.replica_group() : mesh.world();
-    if (ranks.size() == 1) continue;
-    ranks.AllReduce(p.grad, comm::ReduceOp::kSum);
-    p.square_sums = {};
-  }
-}
-
 }  // namespace cistron::parallel

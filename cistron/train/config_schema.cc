@@ -359,6 +359,8 @@ std::vector<ConfigKey> MakeKeys() {
   constexpr KeyRole kTunable = KeyRole::kTunable;
   constexpr NamedValue<CudaGraph> kGraphs[] = {{"auto", CudaGraph::kAuto},
                                                {"off", CudaGraph::kOff}};
+  constexpr NamedValue<Sharding> kShardings[] = {{"none", Sharding::kNone},
+                                                 {"full", Sharding::kFull}};
   constexpr NamedValue<OptimStates> kStates[] = {{"fp32", OptimStates::kF32},
                                                  {"bf16", OptimStates::kBF16}};
   constexpr NamedValue<DeviceChoice> kDevices[] = {{"cpu", DeviceChoice::kCpu},
@@ -603,6 +605,10 @@ std::vector<ConfigKey> MakeKeys() {
               "data-parallel groups of ranks; dp times ep is the number of ranks", kMechanical),
       Integer("parallel.ep", At(&C::parallel, &ParallelOptions::ep), AtLeast(1),
               "ranks that share the experts, each with an equal part of them", kMechanical),
+      Choice("parallel.shard", At(&C::parallel, &ParallelOptions::shard), kShardings,
+             "full: ranks that would hold the same parameters each keep a shard of weights, "
+             "gradients, masters and moments, and gather weights when they need them; none",
+             kMechanical),
       ProfileSteps("profile", At(&C::profile),
                    "steps:10-12 tells where the time of these steps goes, op by op, in the output "
                    "and in the report; none"),

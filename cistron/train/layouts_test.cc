@@ -12,11 +12,13 @@ namespace {
 
 struct Layout {
   std::int64_t dp, ep;
+  bool sharded = false;
 
   std::vector<std::string> Keys() const {
-    return {fmt::format("parallel.dp={}", dp), fmt::format("parallel.ep={}", ep)};
+    return {fmt::format("parallel.dp={}", dp), fmt::format("parallel.ep={}", ep),
+            fmt::format("parallel.shard={}", sharded ? "full" : "none")};
   }
-  std::string Name() const { return fmt::format("dp{}ep{}", dp, ep); }
+  std::string Name() const { return fmt::format("dp{}ep{}{}", dp, ep, sharded ? "sharded" : ""); }
 };
 
 void TrainOn(const TinyRun& tiny, const std::string& output, const Layout& layout,
@@ -43,7 +45,8 @@ TEST(Layouts, EveryLayoutTrainsWhatOneRankTrains) {
   TrainOn(tiny, "one", {1, 1});
   const auto one = tiny.Metrics("one");
   for (const Layout layout :
-       {Layout{1, 2}, Layout{2, 1}, Layout{2, 2}, Layout{1, 4}, Layout{4, 1}}) {
+       {Layout{1, 2}, Layout{2, 1}, Layout{2, 2}, Layout{1, 4}, Layout{4, 1}, Layout{1, 2, true},
+        Layout{2, 1, true}, Layout{2, 2, true}, Layout{4, 1, true}}) {
     TrainOn(tiny, layout.Name(), layout);
     const auto many = tiny.Metrics(layout.Name());
     ASSERT_EQ(many.size(), one.size());
@@ -65,7 +68,11 @@ TEST(Layouts, ARunResumesUnderAnotherLayout) {
   TrainOn(tiny, "whole", {1, 1});
   const auto whole = tiny.Metrics("whole");
   TrainOn(tiny, "moved", {2, 2}, {"train.steps=4", "optim.decay_end=10"});
+  TrainOn(tiny, "moved", {4, 1, true},
+          {"train.steps=6", "optim.decay_end=10", "run.on_exists=resume"});
   TrainOn(tiny, "moved", {1, 4}, {"train.steps=7", "optim.decay_end=10", "run.on_exists=resume"});
+  TrainOn(tiny, "moved", {2, 2, true},
+          {"train.steps=9", "optim.decay_end=10", "run.on_exists=resume"});
   TrainOn(tiny, "moved", {1, 1}, {"run.on_exists=resume"});
   const auto moved = tiny.Metrics("moved");
   ASSERT_EQ(moved.size(), whole.size());

@@ -54,6 +54,7 @@ enum class Sharding { kNone, kFull };
 struct ParallelOptions {
   std::int64_t dp = 1;
   std::int64_t ep = 1;
+  Sharding shard = Sharding::kNone;
 };
 // Of AdamW in a bf16 model: kF32 keeps fp32 masters and moments, kBF16 neither.
 enum class OptimStates { kF32, kBF16 };

@@ -141,7 +141,8 @@ class Trainer {
                  .WithStrict(config_.strict)
                  .WithRecorder(&profile_)),
         corpus_(data::Corpus::Open(DataOf(config_))),
-        model_(ctx_, ModelOf(config_), ModelDType(config_.precision), config_.HasMasters(), &mesh),
+        model_(ctx_, ModelOf(config_), ModelDType(config_.precision), config_.HasMasters(), &mesh,
+               config_.parallel.shard == Sharding::kFull),
         optimizer_(ctx_, model_.store, OptimizerOptions(config_.optim), model_.statistics.get()),
         stream_(std::make_unique<data::TrainingStream>(corpus_, config_.seed,
                                                        config_.batch.global_tokens)) {
@@ -600,7 +601,7 @@ class Trainer {
   // written a tensor at a time.
   void WriteFinalModel(const RunPaths& paths) {
     const model::ExportOptions options{.dtype = ModelDType(config_.precision), .overwrite = true};
-    if (mesh_.ep() == 1) {
+    if (mesh_.size() == 1) {
       return model::SaveHuggingFace(paths.final_model(), model_.model.config(),
                                     ExportWeights(model_.store), options);
     }

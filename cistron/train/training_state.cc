@@ -59,7 +59,8 @@ fs::path SaveTrainingState(const fs::path& root, const model::LocalMixtral& m,
                            const RunConfig& config) {
   std::vector<io::CheckpointBox> boxes;
   for (const auto& s : optimizer.State()) {
-    if (s.counted) boxes.push_back({s.name, s.tensor, s.global_shape, s.start});
+    if (s.counted && s.tensor.numel() > 0)
+      boxes.push_back({s.name, s.tensor, s.global_shape, s.start});
   }
   if (m.store.partition().counts_dense) {
     for (const auto& buffer : m.store.buffers()) {
@@ -115,7 +116,7 @@ DataPosition RestoreTrainingState(const fs::path& path, model::LocalMixtral& m,
                     path.string(), name, Name(info->dtype), ToString(info->global_shape),
                     Name(tensor.dtype()), ToString(global_shape));
     }
-    CopyTo(reader.Read(name, start, tensor.shape()), tensor);
+    if (tensor.numel() > 0) CopyTo(reader.Read(name, start, tensor.shape()), tensor);
     unread.erase(name);
   }
   m.store.MarkChanged();

@@ -143,6 +143,7 @@ void QueueStep(const ops::Context& ctx, model::LocalMixtral& m, optim::AdamWOpti
   FillZero(step.block);
   model::LossSums sums = step.sums;
   const model::LossScale scale{scalars.inv_weight_sum, scalars.inv_tokens};
+  m.store.ExpectMicroBatches(static_cast<std::int64_t>(micro_batches.size()));
   for (const data::Batch& batch : micro_batches) {
     m.model.TrainMicroBatch(batch, scale, sums, {seed, scalars.step_index});
   }
