@@ -9,8 +9,9 @@
 
 namespace cistron::nn {
 
-// Every rank makes the same calls in the same order. Each starts a transfer and returns; the tensors
-// belong to the transfer until the function that it returned has been called, once, which waits.
+// Every rank makes the same calls in the same order. Each starts a transfer and returns; the
+// tensors belong to the transfer until the function that it returned has been called, once, which
+// waits.
 class RankExchange {
  public:
   using Wait = std::function<void()>;

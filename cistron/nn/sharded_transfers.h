@@ -44,8 +44,8 @@ class GatheredWeights {
 };
 
 // Gradients of a step become those of the global batch, each as soon as it is complete: when every
-// micro-batch has added to it as often as in the step before. In a store's first step, and where the
-// number of micro-batches is not known, that is at the end of the step.
+// micro-batch has added to it as often as in the step before. In a store's first step, and where
+// the number of micro-batches is not known, that is at the end of the step.
 class GradientTransfers {
  public:
   explicit GradientTransfers(RankExchange& exchange) : exchange_(exchange) {}
@@ -70,7 +70,7 @@ class GradientTransfers {
   void WaitForOldest(std::vector<LocalParameterStore::Parameter>& parameters);
 
   RankExchange& exchange_;
-  std::int64_t micro_batches_ = 0;  // 0: not known
+  std::int64_t micro_batches_ = 0;                                   // 0: not known
   std::map<ParameterId, std::int64_t> calls_, calls_a_micro_batch_;  // of GradientOutput
   std::vector<ParameterId> begun_;                                   // since the last Written
   std::set<ParameterId> started_;

@@ -22,9 +22,7 @@ class MeshExchange final : public nn::RankExchange {
                      const Tensor& shard) override;
 
  private:
-  comm::Communicator& Of(Group group) const {
-    return group == Group::kAll ? *all_ : *replicas_;
-  }
+  comm::Communicator& Of(Group group) const { return group == Group::kAll ? *all_ : *replicas_; }
   std::unique_ptr<comm::Communicator> all_, replicas_;
 };
 

@@ -59,9 +59,8 @@ TEST_P(Sharding, IsInvisibleToModulesAndComplete) {
       for (const nn::ParameterId id : ids) {
         const nn::AcquiredWeight w(store, id);
         const auto& p = store.parameters()[static_cast<std::size_t>(id)];
-        EXPECT_EQ(Values(w.tensor()),
-                  InBox(whole.parameters()[static_cast<std::size_t>(id)].value, p.start,
-                        p.local_shape))
+        EXPECT_EQ(Values(w.tensor()), InBox(whole.parameters()[static_cast<std::size_t>(id)].value,
+                                            p.start, p.local_shape))
             << p.spec.name << " pass " << pass;
       }
     }
