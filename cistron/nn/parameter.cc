@@ -197,7 +197,9 @@ void LocalParameterStore::GradientsWritten() {
 }
 
 void LocalParameterStore::ExpectMicroBatches(std::int64_t count) {
-  if (transfers_) transfers_->Expect(count);
+  if (!transfers_) return;
+  gathered_->BeginStep();
+  transfers_->Expect(count);
 }
 
 void LocalParameterStore::FinishGradients() {

@@ -1,5 +1,8 @@
 #include "cistron/nn/sharded_transfers.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "cistron/base/error.h"
 
 namespace cistron::nn {
@@ -30,12 +33,21 @@ Tensor GatheredWeights::Acquire(ParameterId id, const Parameters& parameters) {
   ++entry.users;
   if (entry.wait) std::exchange(entry.wait, nullptr)();
   const Tensor whole = entry.whole;
-  next_[last_] = id;
-  last_ = {last_.second, id};
-  if (const auto next = next_.find(last_); next != next_.end()) {
-    Start(next->second, parameters[static_cast<std::size_t>(next->second)]);
+  order_.push_back(id);
+  if (at_ >= last_order_.size() || last_order_[at_] != id) {
+    at_ = static_cast<std::size_t>(std::find(last_order_.begin(), last_order_.end(), id) -
+                                   last_order_.begin());
+  }
+  if (++at_ < last_order_.size()) {
+    const ParameterId next = last_order_[at_];
+    Start(next, parameters[static_cast<std::size_t>(next)]);
   }
   return whole;
+}
+
+void GatheredWeights::BeginStep() {
+  order_.clear();
+  at_ = 0;
 }
 
 void GatheredWeights::Release(ParameterId id) {
@@ -51,7 +63,8 @@ void GatheredWeights::Drop() {
     if (entry.wait) entry.wait();
   }
   entries_.clear();
-  last_ = {-1, -1};
+  if (!order_.empty()) last_order_ = std::move(order_);
+  BeginStep();
 }
 
 void GradientTransfers::Start(ParameterId id, LocalParameterStore::Parameter& p) {

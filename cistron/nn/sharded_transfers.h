@@ -5,7 +5,6 @@
 #include <deque>
 #include <map>
 #include <set>
-#include <utility>
 #include <vector>
 
 #include "cistron/nn/parameter.h"
@@ -14,9 +13,9 @@ namespace cistron::nn {
 
 // Whole weights of sharded parameters, each for as long as somebody holds it.
 //
-// Gathered ahead: passes ask for weights in an order that repeats, so the two that were asked for
-// last tell which came next before. A guess that was wrong costs its transfer; all ranks make the
-// same one.
+// Gathered ahead: steps ask for weights in an order that repeats, so that of the last step tells
+// which comes next. The few that were asked for last would not: q, k and v are asked for alike in
+// both directions. A guess that was wrong costs its transfer; all ranks make the same one.
 class GatheredWeights {
  public:
   using Parameters = std::vector<LocalParameterStore::Parameter>;
@@ -25,7 +24,9 @@ class GatheredWeights {
 
   Tensor Acquire(ParameterId id, const Parameters& parameters);
   void Release(ParameterId id);
-  // Before the weights change: ends what is under way.
+  // What was asked for since the last step, by evaluations, is no part of the order of steps.
+  void BeginStep();
+  // After a step's passes, before the weights change: ends what is under way.
   void Drop();
 
  private:
@@ -39,8 +40,8 @@ class GatheredWeights {
   ops::Context ctx_;
   RankExchange& exchange_;
   std::map<ParameterId, Entry> entries_;
-  std::map<std::pair<ParameterId, ParameterId>, ParameterId> next_;
-  std::pair<ParameterId, ParameterId> last_ = {-1, -1};
+  std::vector<ParameterId> order_, last_order_;  // of this step so far, of the last one
+  std::size_t at_ = 0;                           // where in last_order_ this step is
 };
 
 // Gradients of a step become those of the global batch, each as soon as it is complete: when every
