@@ -108,6 +108,8 @@ class Step {
     for (const model::ParameterInfo& parameter : model::MixtralParameters(c_)) {
       const std::int64_t n = ElementsOfRank(p_, parameter);
       const std::string group = GroupOf(parameter.name);
+      const std::int64_t whole =  // codes are not sharded
+          parameter.shape.numel() / (IsRoutedExpert(parameter.name) ? p_.ep : 1);
       const auto take = [&](MemoryKind kind, std::int64_t bytes) {
         lasting_.push_back(ledger_.Take(kind, group, bytes));
       };
@@ -118,7 +120,7 @@ class Step {
       take(kGradients, n * GradientSize(p_, parameter));
       if (quantizes_ && parameter.name.find("_proj") != std::string::npos) {
         for (int copy = 0; copy < copies_; ++copy) {
-          lasting_.push_back(ledger_.Take(kWeights, "quantised copies of " + group, Codes(n)));
+          lasting_.push_back(ledger_.Take(kWeights, "quantised copies of " + group, Codes(whole)));
         }
       }
     }
@@ -545,7 +547,8 @@ MemoryProblem MemoryProblemOf(const RunConfig& c) {
           .eval_tokens = evaluates ? c.EvaluationTokens() : 0,
           .threads = c.threads > 0 ? c.threads : NumThreads(),
           .dp = c.parallel.dp,
-          .ep = c.parallel.ep};
+          .ep = c.parallel.ep,
+          .sharding = c.parallel.shard};
 }
 
 std::int64_t MemoryPlan::Of(MemoryKind kind) const {

@@ -78,6 +78,7 @@ std::int64_t UsesInAMicroBatch(const MemoryProblem& p, const std::string& parame
 void AddParameters(const StepProblem& s, TrafficSum& sum) {
   const MemoryProblem& p = s.memory;
   const Sizes size(p);
+  const bool quantizes = quant::Quantizes(MakeRecipe(p.precision, p.recipe));
   for (const model::ParameterInfo& parameter : model::MixtralParameters(p.model)) {
     const bool expert = IsRoutedExpert(parameter.name);
     const RankGroup group = expert ? RankGroup{p.dp, p.ep} : RankGroup{p.Ranks(), 1};
@@ -89,9 +90,14 @@ void AddParameters(const StepProblem& s, TrafficSum& sum) {
       sum.Add(kGradients, group, groups * AllReduceBytes(p.device, group.members, bytes), 1);
       continue;
     }
-    const std::int64_t uses = UsesInAMicroBatch(p, parameter.name) * s.micro_steps;
     const std::int64_t others = groups * (group.members - 1) * n;
-    sum.Add(kGather, group, uses * others * size.model, uses);
+    if (quantizes && parameter.name.find("_proj") != std::string::npos) {
+      // Masters, from which the codes of all passes of a step are made.
+      sum.Add(kGather, group, others * size.compute, 1);
+    } else {
+      const std::int64_t uses = UsesInAMicroBatch(p, parameter.name) * s.micro_steps;
+      sum.Add(kGather, group, uses * others * size.model, uses);
+    }
     sum.Add(kReduceScatter, group, others * GradientSize(p, parameter), 1);
   }
 }

@@ -47,7 +47,7 @@ std::int64_t Planned(const StepProblem& s) {
 
 // What the ranks agree on at the start is taken off.
 std::int64_t SentInAStep(const StepProblem& s) {
-  return MeasureRanks(s, 2).Sent() - MeasureRanks(s, 1).Sent();
+  return MeasureRanks(s, 3).Sent() - MeasureRanks(s, 2).Sent();
 }
 
 constexpr std::pair<std::int64_t, std::int64_t> kLayouts[] = {{1, 2}, {2, 1}, {1, 4},
@@ -55,16 +55,24 @@ constexpr std::pair<std::int64_t, std::int64_t> kLayouts[] = {{1, 2}, {2, 1}, {1
 
 TEST(StepPlan, TrafficIsWhatThreadsSend) {
   for (const auto& [dp, ep] : kLayouts) {
-    const StepProblem s = SmallProblem(dp, ep);
-    EXPECT_EQ(Planned(s), SentInAStep(s)) << "dp " << dp << " ep " << ep;
+    for (const Sharding sharding : {Sharding::kNone, Sharding::kFull}) {
+      StepProblem s = SmallProblem(dp, ep);
+      s.memory.sharding = sharding;
+      EXPECT_EQ(Planned(s), SentInAStep(s))
+          << "dp " << dp << " ep " << ep << (sharding == Sharding::kFull ? " sharded" : "");
+    }
   }
 }
 
 TEST(StepPlan, TrafficOfOtherStepsIsWhatThreadsSend) {
   const auto check = [](const std::string& what, const auto& change) {
-    StepProblem s = SmallProblem(2, 2);
-    change(s);
-    EXPECT_EQ(Planned(s), SentInAStep(s)) << what;
+    for (const Sharding sharding : {Sharding::kNone, Sharding::kFull}) {
+      StepProblem s = SmallProblem(2, 2);
+      s.memory.sharding = sharding;
+      change(s);
+      EXPECT_EQ(Planned(s), SentInAStep(s))
+          << what << (sharding == Sharding::kFull ? ", sharded" : "");
+    }
   };
   check("micro-steps", [](StepProblem& s) {
     s.micro_steps = 3;
@@ -90,28 +98,52 @@ TEST(StepPlan, UnevenRoutingSendsOtherBytes) {
   EXPECT_NE(Planned(s), SentInAStep(s));
 }
 
+// Reductions have their scratch from the process's allocator.
+std::int64_t PlannedTensors(const MemoryPlan& plan) {
+  std::int64_t bytes = plan.peak_bytes;
+  for (const MemoryTerm& t : plan.terms) bytes -= t.name == "collectives" ? t.bytes : 0;
+  return bytes;
+}
+
+void ExpectMemoryNear(const StepProblem& s, double tolerance) {
+  const MemoryProblem& p = s.memory;
+  const MemoryPlan plan = PlanMemory(p);
+  const MeasuredRanks measured = MeasureRanks(s, 3);
+  for (std::size_t rank = 0; rank < measured.peaks.size(); ++rank) {
+    const double ratio =
+        static_cast<double>(PlannedTensors(plan)) / static_cast<double>(measured.peaks[rank]);
+    EXPECT_NEAR(ratio, 1, tolerance)
+        << "dp " << p.dp << " ep " << p.ep << " " << Name(p.precision) << " recompute "
+        << static_cast<int>(p.recompute) << " sharding " << static_cast<int>(p.sharding)
+        << " micro-steps " << s.micro_steps << " rank " << rank << ": " << PlannedTensors(plan)
+        << " planned, " << measured.peaks[rank] << " measured; " << LargestTerms(plan, 6);
+  }
+}
+
 TEST(StepPlan, MemoryIsWhatEachRankAllocates) {
   SetNumThreads(1);
   for (const auto& [dp, ep] : kLayouts) {
     for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
       for (const auto recompute : {model::Recompute::kNone, model::Recompute::kLayer}) {
         StepProblem s = SmallProblem(dp, ep);
-        MemoryProblem& p = s.memory;
-        p.precision = precision;
-        p.recompute = recompute;
-        const MemoryPlan plan = PlanMemory(p);
-        // Reductions have their scratch from the process's allocator.
-        const std::int64_t planned = plan.peak_bytes - plan.Of(MemoryKind::kCommunication);
-        const MeasuredRanks measured = MeasureRanks(s, 2);
-        for (std::size_t rank = 0; rank < measured.peaks.size(); ++rank) {
-          const double ratio =
-              static_cast<double>(planned) / static_cast<double>(measured.peaks[rank]);
-          EXPECT_NEAR(ratio, 1, 0.05)
-              << "dp " << dp << " ep " << ep << " " << Name(precision) << " recompute "
-              << static_cast<int>(recompute) << " rank " << rank << ": " << planned << " planned, "
-              << measured.peaks[rank] << " measured; " << LargestTerms(plan, 4);
-        }
+        s.memory.precision = precision;
+        s.memory.recompute = recompute;
+        ExpectMemoryNear(s, 0.05);
       }
+    }
+  }
+}
+
+TEST(StepPlan, MemoryOfShardsIsWhatEachRankAllocates) {
+  SetNumThreads(1);
+  for (const auto& [dp, ep] : kLayouts) {
+    for (const std::int64_t micro_steps : {1, 2}) {
+      StepProblem s = SmallProblem(dp, ep);
+      s.memory.sharding = Sharding::kFull;
+      s.memory.precision = Precision::kBf16;
+      s.micro_steps = micro_steps;
+      s.memory.one_micro_batch = micro_steps == 1;
+      ExpectMemoryNear(s, 0.05);
     }
   }
 }
