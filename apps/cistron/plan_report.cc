@@ -38,8 +38,10 @@ std::string Bytes(double bytes) {
   return BytesText(static_cast<std::int64_t>(bytes));
 }
 
+// Of one GPU.
 double TokensPerSecond(const PlannedLayout& l) {
-  return static_cast<double>(l.problem.GlobalTokens() / l.problem.memory.Ranks()) / l.time->Total();
+  const std::int64_t tokens = l.problem.memory.tokens * l.problem.micro_steps;
+  return static_cast<double>(tokens) / l.time->Total();
 }
 
 const char* WhereParametersAre(const PlannedLayout& l) {

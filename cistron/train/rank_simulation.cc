@@ -164,8 +164,8 @@ class Step {
     const std::int64_t ep = p_.ep;
     const bool weights = kind == kDispatch || kind == kDispatchBackward;
     const double row = static_cast<double>(p_.model.hidden_size) * 2 + (weights ? 4 : 0);
-    const double counts =
-        kind == kDispatch ? 8.0 * static_cast<double>(p_.model.num_local_experts / ep) : 0.0;
+    const std::int64_t experts = p_.model.num_local_experts / ep;  // of a rank
+    const double counts = kind == kDispatch ? 8.0 * static_cast<double>(experts) : 0.0;
     std::vector<double> done(clock_);
     for (std::int64_t first = 0; first < p_.Ranks(); first += ep) {
       for (std::int64_t shift = 1; shift < ep; ++shift) {

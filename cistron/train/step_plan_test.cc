@@ -57,6 +57,7 @@ TEST(StepPlan, TrafficIsWhatThreadsSend) {
   for (const auto& [dp, ep] : kLayouts) {
     for (const Sharding sharding : {Sharding::kNone, Sharding::kFull}) {
       StepProblem s = SmallProblem(dp, ep);
+      s.memory.tokens = 128;
       s.memory.sharding = sharding;
       EXPECT_EQ(Planned(s), SentInAStep(s))
           << "dp " << dp << " ep " << ep << (sharding == Sharding::kFull ? " sharded" : "");
@@ -68,6 +69,7 @@ TEST(StepPlan, TrafficOfOtherStepsIsWhatThreadsSend) {
   const auto check = [](const std::string& what, const auto& change) {
     for (const Sharding sharding : {Sharding::kNone, Sharding::kFull}) {
       StepProblem s = SmallProblem(2, 2);
+      s.memory.tokens = 128;
       s.memory.sharding = sharding;
       change(s);
       EXPECT_EQ(Planned(s), SentInAStep(s))
