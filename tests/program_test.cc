@@ -261,6 +261,19 @@ TEST_F(ProgramTest, PlanOfAClusterRanksLayouts) {
   const Result cpu = Run({"plan", "--config-name", "L0_sanity", "cluster=2xB200"});
   EXPECT_EQ(cpu.status, 0) << cpu.err;
   EXPECT_THAT(cpu.out, HasSubstr("not predicted; rates are known for bf16"));
+  for (const auto& [cluster, text] : {std::pair{"cluster=2xB200", "precision=bf16 alone, not fp32"},
+                                      {"cluster=1xB200", "one GPU has none to send to"},
+                                      {"train.steps=1", "name the cluster"}}) {
+    const Result bad =
+        Run({"plan", "--config-name", "L0_sanity", cluster, "--simulate", "optim.warmup_steps=1"});
+    EXPECT_EQ(bad.status, 2);
+    EXPECT_EQ(bad.out, "");
+    EXPECT_THAT(bad.err, HasSubstr(text));
+  }
+  const Result simulated = Run({"plan", "--model", "8x7b_2layers", "--precision", "bf16",
+                                "--device", "cuda", "cluster=2xH200", "--simulate"});
+  EXPECT_EQ(simulated.status, 0) << simulated.err;
+  EXPECT_THAT(simulated.out, HasSubstr("simulated: 2 ranks"));
 }
 
 // Of a machine without a GPU, and of one where none is shown.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/cistron/command.h"
+#include "cistron/base/error.h"
 #include "cistron/train/progress.h"
 #include "cistron/train/rank_simulation.h"
 
@@ -185,6 +186,12 @@ int ReportCluster(const train::StepProblem& problem, const train::Cluster& clust
   });
   const PlannedLayout& shown = asked == layouts.end() ? layouts.front() : *asked;
   const train::MemoryProblem& p = shown.problem.memory;
+  if (simulate && (!shown.time || p.Ranks() == 1)) {
+    CISTRON_THROW(kBadInput, "--simulate: {}",
+                  p.Ranks() == 1 ? std::string("one GPU has none to send to; name a larger cluster")
+                                 : fmt::format("times are known for precision=bf16 alone, not {}",
+                                               Name(p.precision)));
+  }
   fmt::print("model: {} parameters, {} a token; {} tokens a step\n",
              train::FormatCount(static_cast<double>(model::ParameterCount(p.model))),
              train::FormatCount(static_cast<double>(model::ActiveParameterCount(p.model))),
