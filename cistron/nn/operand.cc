@@ -12,6 +12,7 @@ const QuantizedTensor& Operand::Quantized(const ops::Context& ctx, const quant::
                                         {.role = role_,
                                          .name = name_,
                                          .owner = owner_,
+                                         .is_expert = is_expert_,
                                          .x = x_,
                                          .split_sizes = split_sizes_,
                                          .col_parts = col_parts_,

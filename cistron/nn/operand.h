@@ -27,15 +27,17 @@ struct SavedOperand {
 class Operand {
  public:
   // `owner`: the layer's parameter store; see quant::QuantizeRequest.
+  // `is_expert`: see quant::QuantizeRequest.
   // x [M, K], with split_sizes i64 [G] where its rows belong to groups. `name` is that of the
   // layer's parameter (state of delayed scaling); `col_parts` as in QuantizedLayout.
   Operand(Tensor x, Tensor split_sizes, quant::TensorRole role, std::string name, const void* owner,
-          std::int64_t col_parts = 1)
+          bool is_expert, std::int64_t col_parts = 1)
       : x_(std::move(x)),
         split_sizes_(std::move(split_sizes)),
         role_(role),
         name_(std::move(name)),
         owner_(owner),
+        is_expert_(is_expert),
         col_parts_(col_parts) {}
 
   const Tensor& tensor() const { return x_; }
@@ -52,6 +54,7 @@ class Operand {
   quant::TensorRole role_;
   std::string name_;
   const void* owner_;
+  bool is_expert_;
   std::int64_t col_parts_;
   quant::Recipe recipe_;
   QuantizedTensor quantized_;

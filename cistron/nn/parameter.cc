@@ -162,6 +162,7 @@ QuantizedTensor LocalParameterStore::AcquireQuantized(ParameterId id, const quan
                                       {.role = quant::TensorRole::kWeight,
                                        .name = p.spec.name,
                                        .owner = this,
+                                       .is_expert = p.spec.is_expert,
                                        .x = master,
                                        .row_parts = p.spec.row_parts});
     q.recipe = recipe;

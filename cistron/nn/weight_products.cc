@@ -36,12 +36,17 @@ void WeightProducts::CheckInterleave(const quant::Recipe& recipe) const {
 }
 
 Operand WeightProducts::Input(const Tensor& x, const Tensor& split_sizes) const {
-  return {x, split_sizes, quant::TensorRole::kInput, name(), owner()};
+  return {x, split_sizes, quant::TensorRole::kInput, name(), owner(), spec().is_expert};
 }
 
 Operand WeightProducts::OutputGradient(const Tensor& dy, const Tensor& split_sizes) const {
-  return {dy,     split_sizes, quant::TensorRole::kOutputGradient,
-          name(), owner(),     store_->spec(weight_).row_parts};
+  return {dy,
+          split_sizes,
+          quant::TensorRole::kOutputGradient,
+          name(),
+          owner(),
+          spec().is_expert,
+          spec().row_parts};
 }
 
 void WeightProducts::Forward(const ops::Context& ctx, const quant::Recipe& recipe, Operand& x,

@@ -44,4 +44,10 @@ void MeshStatisticsReducer::Sum(std::span<const Tensor> tensors) {
   }
 }
 
+void MeshAmaxReducer::Max(const Tensor& amax, quant::TensorSharing sharing) {
+  comm::Communicator& ranks =
+      sharing == quant::TensorSharing::kAll ? mesh_.world() : mesh_.replica_group();
+  if (ranks.size() > 1) ranks.AllReduce(amax, comm::ReduceOp::kMax);
+}
+
 }  // namespace cistron::parallel

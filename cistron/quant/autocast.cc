@@ -68,6 +68,11 @@ const Autocast* Autocast::Current() {
   return current;
 }
 
+AmaxReducer* AmaxReducerFor(const Recipe& recipe) {
+  if (current == nullptr || !std::holds_alternative<Float8CurrentScaling>(recipe)) return nullptr;
+  return current->options().amax_reducer;
+}
+
 Recipe RecipeFor(std::string_view parameter_name) {
   if (current == nullptr || current->options().high_precision.Contains(parameter_name)) {
     return BF16{};

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cistron/quant/amax_reducer.h"
 #include "cistron/quant/recipe.h"
 #include "cistron/quant/scaling_states.h"
 
@@ -34,6 +35,10 @@ struct AutocastOptions {
   HighPrecisionLayers high_precision{};
   ScalingStates* states = nullptr;  // needed by DelayedScaling; must outlive the scope
   bool record_amax = true;          // false in evaluation
+  // Where ranks train together: Float8CurrentScaling takes the amax of activations and gradients
+  // over those that share the tensor. (DelayedScaling does so once a step: ScalingStates::EndStep.)
+  // Must outlive the scope. null: rows elsewhere do not count, as in evaluation.
+  AmaxReducer* amax_reducer = nullptr;
 };
 
 class Autocast {
@@ -55,6 +60,9 @@ class Autocast {
   AutocastOptions options_;
   const Autocast* outer_;
 };
+
+// The reducer of the innermost scope, for a recipe that asks the ranks at each tensor; null else.
+AmaxReducer* AmaxReducerFor(const Recipe& recipe);
 
 // The recipe in force for the layer of a parameter: BF16 outside every scope.
 Recipe RecipeFor(std::string_view parameter_name);

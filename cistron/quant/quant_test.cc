@@ -168,6 +168,52 @@ TEST_F(DelayedTest, VersionIsNewWheneverScalesMayBe) {
   EXPECT_TRUE(states_.Tensors().empty());
 }
 
+// Another rank whose amax is 14 for every dense tensor and 28 for experts.
+class TwoRanks final : public AmaxReducer {
+ public:
+  void Max(const Tensor& amax, TensorSharing sharing) override {
+    for (float& a : amax.span<float>()) {
+      a = std::max(a, sharing == TensorSharing::kAll ? 14.0f : 28.0f);
+    }
+    ++calls;
+  }
+  int calls = 0;
+};
+
+TEST_F(DelayedTest, AmaxOfOtherRanksCountsOnceAStep) {
+  TwoRanks ranks;
+  const auto use = [&](bool is_expert) {
+    const Autocast scope(recipe_, {.states = &states_, .amax_reducer = &ranks});
+    const Tensor x = Tensor::FromSpan<float>({1, 2}, std::array{7.0f, 1.0f});
+    const QuantizedTensor q = QuantizeOperand(
+        ctx_, recipe_, {.name = is_expert ? "e" : "d", .is_expert = is_expert, .x = x});
+    return 1.0f / q.rowwise.scales.data<float>()[0];
+  };
+  EXPECT_EQ(use(false), 1.0f);
+  EXPECT_EQ(use(true), 1.0f);
+  EXPECT_EQ(use(true), 1.0f);  // a second micro-batch
+  EXPECT_EQ(ranks.calls, 0);
+  states_.EndStep(ctx_, &ranks);
+  EXPECT_EQ(ranks.calls, 2);     // dense tensors together, experts together
+  EXPECT_EQ(use(false), 32.0f);  // 448 / 14
+  EXPECT_EQ(use(true), 16.0f);
+}
+
+TEST(CurrentScaling, AmaxIsThatOfAllRanksButForWeights) {
+  TwoRanks ranks;
+  const ops::Context ctx;
+  const Tensor x = Tensor::FromSpan<float>({1, 2}, std::array{7.0f, 1.0f});
+  const auto scale = [&](const QuantizeRequest& request, AmaxReducer* reducer) {
+    const Autocast scope(Float8CurrentScaling{}, {.amax_reducer = reducer});
+    const QuantizedTensor q = QuantizeOperand(ctx, Float8CurrentScaling{}, request);
+    return 1.0f / q.rowwise.scales.data<float>()[0];
+  };
+  EXPECT_EQ(scale({.x = x}, nullptr), 64.0f);
+  EXPECT_EQ(scale({.x = x}, &ranks), 32.0f);
+  EXPECT_EQ(scale({.is_expert = true, .x = x}, &ranks), 16.0f);
+  EXPECT_EQ(scale({.role = TensorRole::kWeight, .x = x}, &ranks), 64.0f);
+}
+
 TEST_F(DelayedTest, StateOfAnotherHistoryLengthIsRefused) {
   Use(7, 0);
   recipe_.amax_history_len = 3;

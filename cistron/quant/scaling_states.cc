@@ -76,7 +76,30 @@ void ScalingStates::Record(State& s, const Tensor& amax, std::int64_t first_grou
   s.recorded = true;
 }
 
-void ScalingStates::EndStep(const ops::Context& ctx) {
+// All amax of one kind in one exchange.
+void ScalingStates::ReduceAmax(AmaxReducer& ranks) {
+  for (const TensorSharing sharing : {TensorSharing::kAll, TensorSharing::kReplicas}) {
+    std::vector<float> all;
+    const auto for_each = [&](auto&& f) {
+      for (auto& [name, s] : states_) {
+        const Tensor& amax = s.amax;
+        if (s.recorded && s.sharing == sharing) f(amax.span<float>());
+      }
+    };
+    for_each([&](auto amax) { all.insert(all.end(), amax.begin(), amax.end()); });
+    if (all.empty()) continue;
+    ranks.Max(Tensor::Borrow(all.data(), {static_cast<std::int64_t>(all.size())}, DType::kF32),
+              sharing);
+    auto from = all.begin();
+    for_each([&](auto amax) {
+      std::copy_n(from, amax.size(), amax.begin());
+      from += static_cast<std::ptrdiff_t>(amax.size());
+    });
+  }
+}
+
+void ScalingStates::EndStep(const ops::Context& ctx, AmaxReducer* ranks) {
+  if (ranks != nullptr) ReduceAmax(*ranks);
   for (auto& [name, s] : states_) {
     if (!s.recorded) continue;
     ops::UpdateDelayedScale(ctx, s.amax, s.format, s.recipe.margin, s.recipe.amax_compute_algo,

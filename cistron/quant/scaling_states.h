@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cistron/ops/context.h"
+#include "cistron/quant/amax_reducer.h"
 #include "cistron/quant/recipe.h"
 
 namespace cistron::quant {
@@ -35,6 +36,7 @@ class ScalingStates {
     const void* owner = nullptr;  // whose tensor it is
     bool used = false;            // false: restored, and nobody asked for it yet
     DType format = DType::kE4M3;
+    TensorSharing sharing = TensorSharing::kAll;  // as its last use said
     DelayedScaling recipe;
   };
 
@@ -45,8 +47,10 @@ class ScalingStates {
              std::int64_t groups, const void* owner = nullptr);
   // Largest of what was recorded and `amax` f32 of the groups from `first_group` on; NaN stays.
   static void Record(State& state, const Tensor& amax, std::int64_t first_group = 0);
-  // Moves every state that recorded something in this step.
-  void EndStep(const ops::Context& ctx);
+  // Moves every state that recorded something in this step. With `ranks`, every one of which calls
+  // it after the same step, the amax is first that of all ranks that share the tensor: histories
+  // and scales stay the same on them, and advance once a step.
+  void EndStep(const ops::Context& ctx, AmaxReducer* ranks = nullptr);
 
   // "NAME/scale" and "NAME/amax_history" of every state, sorted; tensors are shared.
   struct NamedTensor {
@@ -61,6 +65,7 @@ class ScalingStates {
   std::uint64_t version() const { return version_; }
 
  private:
+  void ReduceAmax(AmaxReducer& ranks);
   static std::uint64_t NextVersion();
 
   std::map<std::string, State> states_;

@@ -73,12 +73,6 @@ void CheckRanks(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const std::int64_t ranks = c.Ranks();
   if (ranks == 1) return;
-  if (c.precision == Precision::kFp8Delayed) {
-    CISTRON_THROW(kUnsupported,
-                  "{}={}: the amax of delayed scaling is not yet shared by {} ranks; train in "
-                  "another precision, or on one rank",
-                  loaded.Where("precision"), Name(c.precision), ranks);
-  }
   if (c.model.num_local_experts % c.parallel.ep != 0) {
     CISTRON_THROW(kBadInput, "{}: {} experts cannot be dealt evenly to {} ranks; choose a divisor",
                   loaded.Where("parallel.ep"), c.model.num_local_experts, c.parallel.ep);

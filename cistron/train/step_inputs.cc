@@ -1,5 +1,6 @@
 #include "cistron/train/step_inputs.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -38,6 +39,18 @@ void StepScalars::Set(const Tensor& block, double lr, std::int64_t step,
   *s.step_index.data<std::int64_t>() = step;
   *s.inv_weight_sum.data<double>() = InverseOrZero(totals.weight_sum);
   *s.inv_tokens.data<double>() = InverseOrZero(static_cast<double>(totals.tokens));
+}
+
+std::vector<data::Batch> MicroBatchesOf(const data::GlobalBatch& batch, std::int64_t rows_per_micro,
+                                        std::int64_t rank, std::int64_t ranks) {
+  std::vector<data::Batch> micro;
+  const auto rows = static_cast<std::int64_t>(batch.rows.size());
+  const std::int64_t together = rows_per_micro * ranks;
+  for (std::int64_t begin = 0; begin < rows; begin += together) {
+    const std::int64_t mine = std::min(together, rows - begin) / ranks;
+    micro.push_back(batch.MicroBatch(begin + rank * mine, mine));
+  }
+  return micro;
 }
 
 StepInputs PackStep(std::span<const data::Batch> batches, const data::BatchTotals& totals,

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "cistron/data/batch.h"
+#include "cistron/data/stream.h"
 #include "cistron/tensor/tensor.h"
 
 namespace cistron::train {
@@ -33,6 +33,12 @@ struct StepInputs {
   // Equal where blocks are laid out alike and the batches' sizes and bounds are the same.
   std::vector<std::int64_t> layout;
 };
+
+// The micro-batches of one of `ranks`, `rows_per_micro` rows at once. In each micro-step the ranks
+// have consecutive rows, so that all of them together see what one rank with larger micro-batches
+// sees. `ranks` divides the rows of the batch.
+std::vector<data::Batch> MicroBatchesOf(const data::GlobalBatch& batch, std::int64_t rows_per_micro,
+                                        std::int64_t rank, std::int64_t ranks);
 
 // Packs micro-batches into memory of `allocator`.
 StepInputs PackStep(std::span<const data::Batch> batches, const data::BatchTotals& totals,

@@ -21,6 +21,7 @@
 #include "cistron/model/hugging_face.h"
 #include "cistron/parallel/agreement.h"
 #include "cistron/parallel/mesh.h"
+#include "cistron/parallel/rank_sums.h"
 #include "cistron/tensor/cuda_backend.h"
 #include "cistron/tensor/trace.h"
 #include "cistron/train/evaluate.h"
@@ -74,20 +75,6 @@ std::int64_t PeakMemory(const ops::Context& ctx) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return std::int64_t{usage.ru_maxrss} * 1024;
-}
-
-// The micro-batches of a rank. In each micro-step the ranks have consecutive rows, so that all of
-// them together see what one rank with larger micro-batches sees.
-std::vector<data::Batch> Split(const data::GlobalBatch& batch, std::int64_t rows_per_micro,
-                               const parallel::Mesh& mesh) {
-  std::vector<data::Batch> micro;
-  const auto rows = static_cast<std::int64_t>(batch.rows.size());
-  const std::int64_t ranks = mesh.size(), together = rows_per_micro * ranks;
-  for (std::int64_t begin = 0; begin < rows; begin += together) {
-    const std::int64_t mine = std::min(together, rows - begin) / ranks;
-    micro.push_back(batch.MicroBatch(begin + mesh.rank() * mine, mine));
-  }
-  return micro;
 }
 
 // The model of a run, with what a reader of its weights must know about the data.
@@ -159,7 +146,7 @@ class Trainer {
       LoadWeights(FindModel(config_.init.from), model_.store);
     }
     {
-      const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/false));
+      const quant::Autocast autocast(recipe_, Scope(/*training=*/false));
       CheckImplementations(ctx_, ChooseImplementations(ctx_, config_), model_.model);
     }
     position_.fingerprint = corpus_->fingerprint();
@@ -219,9 +206,11 @@ class Trainer {
     std::fflush(hooks_.out);
   }
 
-  quant::AutocastOptions Scope(bool record_amax) {
+  // `training`: amax is recorded, and taken over ranks. In evaluation ranks have batches that one
+  // rank would have one after another.
+  quant::AutocastOptions Scope(bool training) {
     return {HighPrecisionLayersOf(config_.recipe, config_.model.num_hidden_layers), &scaling_,
-            record_amax};
+            training, training && mesh_.size() > 1 ? &amax_reducer_ : nullptr};
   }
 
   void Resume(const fs::path& checkpoint) {
@@ -398,7 +387,9 @@ class Trainer {
   };
   Fetched Read(const StepRunner& runner) {
     const data::GlobalBatch batch = stream_->Next();
-    return {runner.Prepare(Split(batch, config_.RowsPerMicroBatch(), mesh_), batch.totals),
+    return {runner.Prepare(
+                MicroBatchesOf(batch, config_.RowsPerMicroBatch(), mesh_.rank(), mesh_.size()),
+                batch.totals),
             stream_->state()};
   }
   // A step that is queued.
@@ -436,10 +427,10 @@ class Trainer {
     queued.metrics.step = number;
     queued.metrics.lr = LearningRate(config_.MakeSchedule(), queued.metrics.step);
     {
-      const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/true));
+      const quant::Autocast autocast(recipe_, Scope(/*training=*/true));
       runner.Start(std::move(fetched.inputs), queued.metrics.lr);
     }
-    scaling_.EndStep(ctx_);
+    scaling_.EndStep(ctx_, &amax_reducer_);
     if (profiled) profile_.End();
     queued_.push_back(std::move(queued));
   }
@@ -530,7 +521,7 @@ class Trainer {
 
   std::optional<HeldoutMetrics> EvaluateHeldout(std::int64_t tokens,
                                                 const RoutingObserver& observer) {
-    const quant::Autocast autocast(recipe_, Scope(/*record_amax=*/false));
+    const quant::Autocast autocast(recipe_, Scope(/*training=*/false));
     const EvaluationResult e = Evaluate(
         model_.model, *heldout_, config_.data.seq_len, tokens, config_.EvaluationTokens(), observer,
         [this] { return StopRequested(); }, &mesh_.world());
@@ -621,6 +612,7 @@ class Trainer {
   optim::AdamWOptimizer optimizer_;
   quant::Recipe recipe_ = MakeRecipe(config_.precision, config_.recipe);
   quant::ScalingStates scaling_;
+  parallel::MeshAmaxReducer amax_reducer_{mesh_};
   std::string_view unit_ = data::UnitName(config_.data.alphabet);
   std::unique_ptr<data::TrainingStream> stream_;
   std::unique_ptr<data::EvaluationStream> heldout_;

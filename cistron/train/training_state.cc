@@ -40,6 +40,36 @@ io::CheckpointBox WholeTensor(std::string name, const Tensor& tensor) {
   return {std::move(name), tensor, tensor.shape(), start};
 }
 
+// What a rank has of a state of delayed scaling, whose last dimension counts the groups of a
+// tensor: the columns of its experts, or all.
+struct Part {
+  std::int64_t index = 0, of = 1;
+  bool counted = true;  // false: another rank saves them
+};
+
+// Of a state "PARAMETER/ROLE/…".
+Part PartOf(const nn::LocalParameterStore& store, const std::string& state) {
+  const nn::ParameterPartition& partition = store.partition();
+  const std::size_t role = state.rfind('/', state.rfind('/') - 1);
+  const auto* parameter = store.Find(state.substr(0, role));
+  if (parameter == nullptr || !parameter->spec.is_expert) {
+    return {.counted = partition.counts_dense};
+  }
+  return {partition.expert_rank, partition.expert_ranks, partition.counts_experts};
+}
+
+void RestoreScaling(const io::CheckpointReader& reader, const std::string& key,
+                    const nn::LocalParameterStore& store, quant::ScalingStates& scaling) {
+  const std::string name = key.substr(kScalingPrefix.size());
+  const Part part = PartOf(store, name);
+  Shape size = reader.Find(key)->global_shape, start = size;
+  for (int i = 0; i < start.rank(); ++i) start[i] = 0;
+  const int groups = size.rank() - 1;
+  size[groups] /= part.of;
+  start[groups] = size[groups] * part.index;
+  scaling.Restore(name, reader.Read(key, start, size));
+}
+
 // Every rank writes its boxes; the checkpoint appears when all have, or nowhere.
 fs::path SaveTogether(const fs::path& root, comm::Communicator& ranks, std::int64_t step,
                       std::span<const io::CheckpointBox> boxes, const std::string& state) {
@@ -66,9 +96,15 @@ fs::path SaveTrainingState(const fs::path& root, const model::LocalMixtral& m,
     for (const auto& buffer : m.store.buffers()) {
       boxes.push_back(WholeTensor(BufferKey(buffer.name), buffer.value));
     }
-    for (const auto& [name, tensor] : scaling.Tensors()) {
-      boxes.push_back(WholeTensor(std::string(kScalingPrefix) + name, tensor));
-    }
+  }
+  for (const auto& [name, tensor] : scaling.Tensors()) {
+    const Part part = PartOf(m.store, name);
+    if (!part.counted) continue;
+    io::CheckpointBox box = WholeTensor(std::string(kScalingPrefix) + name, tensor);
+    const int groups = tensor.rank() - 1;  // its last dimension
+    box.global_shape[groups] = tensor.dim(groups) * part.of;
+    box.start[groups] = tensor.dim(groups) * part.index;
+    boxes.push_back(std::move(box));
   }
   const char* dtype = HuggingFaceDType(m.store.dtype());
   json state;
@@ -122,7 +158,7 @@ DataPosition RestoreTrainingState(const fs::path& path, model::LocalMixtral& m,
   m.store.MarkChanged();
   for (auto it = unread.begin(); it != unread.end();) {
     if (it->starts_with(kScalingPrefix)) {
-      scaling.Restore(it->substr(kScalingPrefix.size()), reader.Read(*it));
+      RestoreScaling(reader, *it, m.store, scaling);
       it = unread.erase(it);
     } else {
       ++it;

@@ -9,6 +9,7 @@
 #include "cistron/ops/grouped_mlp/row_pieces.h"
 #include "cistron/ops/quantized_gemm/quantized_gemm.h"
 #include "cistron/ops/split_sizes.h"
+#include "cistron/quant/autocast.h"
 #include "cistron/quant/quantizer.h"
 
 namespace cistron::nn::fuse {
@@ -34,7 +35,9 @@ class Waves {
       : ctx_(ctx),
         recipe_(recipe),
         split_sizes_(split_sizes),
-        wave_rows_(ops::internal::WaveRows(row_bytes)),
+        // Ranks that take amax together must ask for the same groups: one at a time.
+        wave_rows_(quant::AmaxReducerFor(recipe) == nullptr ? ops::internal::WaveRows(row_bytes)
+                                                            : -1),
         offsets_(ops::RowOffsets("GroupedMLP", split_sizes, max_rows)) {}
 
   // Calls f(wave) for waves that cover all groups in order.
@@ -64,6 +67,7 @@ class Waves {
                                   {.role = role,
                                    .name = layer.name(),
                                    .owner = layer.owner(),
+                                   .is_expert = layer.spec().is_expert,
                                    .x = x,
                                    .split_sizes = SplitSizes(w),
                                    .col_parts = col_parts,

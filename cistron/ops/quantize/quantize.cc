@@ -99,6 +99,20 @@ QuantizedTensor EmptyQuantized(const Context& ctx, const Shape& shape, const Ten
   return q;
 }
 
+void TensorAmax(const Context& ctx, const Tensor& x, const QuantizedTensor& out,
+                const Tensor& amax) {
+  CheckFormat(out.layout.format);
+  CheckSide("x", x, out);
+  CISTRON_CHECK(out.layout.scaling == Scaling::kTensor,
+                "quantize: the amax of the whole tensor was asked for with scaling {}",
+                Name(out.layout.scaling));
+  CheckTensor("quantize", "amax", amax, {out.num_groups()}, DType::kF32);
+  const QuantizeProblem problem{out.layout.scaling, out.layout.format, x.dtype()};
+  AnnounceWork(ctx, 0, x, Tensor(), Tensor());
+  Choose(ctx, problem)
+      .amax(ctx, MakeBlockGrid("quantize", out, Direction::kRowwise), AsMatrix(x), amax);
+}
+
 void Quantize(const Context& ctx, const Tensor& x, bool power_of_two, const TensorScale& scale,
               const QuantizedTensor& out) {
   CheckFormat(out.layout.format);

@@ -45,6 +45,11 @@ struct TensorScale {
 void Quantize(const Context& ctx, const Tensor& x, bool power_of_two, const TensorScale& scale,
               const QuantizedTensor& out);
 
+// f32 [G] of each group of x, as Quantize into `out` of Scaling::kTensor finds it: 0 when empty,
+// NaN if any is.
+void TensorAmax(const Context& ctx, const Tensor& x, const QuantizedTensor& out,
+                const Tensor& amax);
+
 // The decoded values of one copy, in the logical shape.
 void Dequantize(const Context& ctx, const QuantizedTensor& q, Direction direction, const Output& y);
 
