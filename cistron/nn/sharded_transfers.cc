@@ -69,12 +69,12 @@ void GatheredWeights::Drop() {
 
 void GradientTransfers::Start(ParameterId id, LocalParameterStore::Parameter& p) {
   if (!started_.insert(id).second) return;
+  p.square_sums = {};  // of one rank's part of the sum
   if (p.IsSharded()) {
     flights_.push_back(
         {id, exchange_.ReduceScatter(GroupOf(p), p.whole_grad, p.shard_counts, p.grad)});
   } else {
     flights_.push_back({id, exchange_.Sum(GroupOf(p), p.grad)});
-    p.square_sums = {};
   }
 }
 

@@ -74,6 +74,7 @@ TEST_P(Sharding, IsInvisibleToModulesAndComplete) {
           g[i] = out.mode == ops::WriteMode::kWrite ? mine : g[i] + mine;
         }
       }
+      store.OfferSquareSums(id, Tensor::Scalar(1.0));
     }
     store.FinishGradients();
     for (const auto& p : store.parameters()) {
@@ -90,6 +91,8 @@ TEST_P(Sharding, IsInvisibleToModulesAndComplete) {
             << p.spec.name << " element " << i;
       }
       EXPECT_FALSE(p.whole_grad) << p.spec.name;
+      // Squares of what one rank wrote are not those of the sum.
+      EXPECT_FALSE(p.square_sums) << p.spec.name;
     }
     store.MarkChanged();
 
