@@ -304,6 +304,42 @@ TEST(GroupedGemm, ZeroTokenExpert) {
   }
 }
 
+// Where the width that is summed over is 0 the result is zeros in Write, unchanged in Accumulate.
+TEST(GroupedGemm, ASumOverNothingIsZeros) {
+  const Tensor splits = Splits({2, 0, 3});
+  for (const GroupedGemmImpl& impl : testing::RunnableImplementations(GroupedGemmImpls())) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      SCOPED_TRACE(fmt::format("{} {}", impl.name, Name(dtype)));
+      if (!impl.supports({GroupedGemmKind::kForward, dtype, dtype, 3, 5, 8, 0})) {
+        EXPECT_EQ(impl.name, "hopper");
+        continue;
+      }
+      EXPECT_NE(impl.name, "hopper");
+      const Context ctx = testing::ContextOf(impl);
+      const Tensor wide = testing::Normal({5, 8}, dtype, "wide"),
+                   got = Tensor::Empty({5, 8}, dtype);
+      const Tensor none = Tensor::Zeros({5, 0}, dtype);
+      const Tensor zeros = Tensor::Zeros({5, 8}, dtype);
+      FillPoison(got);
+      GroupedGemmForward(ctx, {none, splits}, Tensor::Zeros({3, 8, 0}, dtype), Write(got));
+      EXPECT_TRUE(Agrees(check::CompareBitwise("y", got, zeros)));
+      FillPoison(got);
+      GroupedGemmDgrad(ctx, {none, splits}, Tensor::Zeros({3, 0, 8}, dtype), Write(got));
+      EXPECT_TRUE(Agrees(check::CompareBitwise("dx", got, zeros)));
+      Convert(wide, got);
+      GroupedGemmForward(ctx, {none, splits}, Tensor::Zeros({3, 8, 0}, dtype), Accumulate(got));
+      EXPECT_TRUE(Agrees(check::CompareBitwise("y added to", got, wide)));
+    }
+  }
+  // The same answer in every build.
+  for (const GroupedGemmImpl& impl : GroupedGemmImpls()) {
+    if (impl.name != "hopper") continue;
+    const Support none =
+        impl.supports({GroupedGemmKind::kForward, DType::kBF16, DType::kBF16, 3, 5, 8, 0});
+    EXPECT_EQ(none.reason, "a width is 0");
+  }
+}
+
 TEST(GroupedGemm, OddRows) {
   CheckNamed("odd rows");
 }
