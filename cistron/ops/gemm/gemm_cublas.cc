@@ -11,7 +11,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 
+#include "cistron/base/log.h"
 #include "cistron/ops/gemm/gemm_impls.h"
 #include "cistron/ops/gemm/gemm_supports_cuda.h"
 #include "cistron/tensor/cuda_backend.h"
@@ -96,7 +98,7 @@ struct DeviceState {
   std::mutex mutex;
   cublasLtHandle_t handle = nullptr;
   Tensor workspace;
-  std::map<Key, cublasLtMatmulAlgo_t> algorithms;
+  std::map<Key, std::optional<cublasLtMatmulAlgo_t>> algorithms;  // none: the library has none
 };
 
 DeviceState& StateOf(Device device) {
@@ -106,10 +108,10 @@ DeviceState& StateOf(Device device) {
   return (*states)[static_cast<std::size_t>(device.index)];
 }
 
-cublasLtMatmulAlgo_t ChooseAlgorithm(const DeviceState& state, const GemmProblem& p,
-                                     const Description& description, const Layout& b,
-                                     const Layout& a, const Layout& c,
-                                     const std::array<std::uint32_t, 3>& alignments) {
+// Nothing, and a warning, where the library has none: versions differ in what they take.
+std::optional<cublasLtMatmulAlgo_t> ChooseAlgorithm(
+    const DeviceState& state, const GemmProblem& p, const Description& description, const Layout& b,
+    const Layout& a, const Layout& c, const std::array<std::uint32_t, 3>& alignments) {
   cublasLtMatmulPreference_t created = nullptr;
   Check(cublasLtMatmulPreferenceCreate(&created), "cublasLtMatmulPreferenceCreate");
   const Preference preference(created);
@@ -124,15 +126,17 @@ cublasLtMatmulAlgo_t ChooseAlgorithm(const DeviceState& state, const GemmProblem
   cublasLtMatmulHeuristicResult_t result{};
   int found = 0;
   const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(state.handle, description.get(), b.get(), a.get(), c.get(),
-                                     c.get(), preference.get(), 1, &result, &found);
+      internal::cublas_knows_nothing
+          ? CUBLAS_STATUS_NOT_SUPPORTED
+          : cublasLtMatmulAlgoGetHeuristic(state.handle, description.get(), b.get(), a.get(),
+                                           c.get(), c.get(), preference.get(), 1, &result, &found);
   if (status == CUBLAS_STATUS_SUCCESS && found == 1) return result.algo;
-  CISTRON_THROW(
-      kUnsupported,
+  LogWarning(
       "gemm: cublas has no algorithm for [{}, {}, {}] of {} to {} at alignments of {}, {} "
-      "and {} bytes ({}); ask for the plain kernel by CISTRON_IMPL=gemm=cuda",
+      "and {} bytes ({}); the plain kernel runs in its place and is much slower",
       p.m, p.n, p.k, Name(p.in_dtype), Name(p.out_dtype), alignments[0], alignments[1],
       alignments[2], cublasLtGetStatusString(status));
+  return {};
 }
 
 // A step of one row is never used, and the library wants one that is not below the row's length.
@@ -169,18 +173,27 @@ void RunCublas(const Context& ctx, const GemmProblem& p, const Tensor& a, const 
                                               alignments))
                 .first;
   }
+  if (!found->second) {
+    if (ctx.strict()) {
+      CISTRON_THROW(kUnsupported,
+                    "gemm: strict: the plain kernel would run [{}, {}, {}] of {} to {}, because "
+                    "cublas has no algorithm; set strict=false",
+                    p.m, p.n, p.k, Name(p.in_dtype), Name(p.out_dtype));
+    }
+    return kGemmCuda.run.run(ctx, p, a, b, c);
+  }
   const bool accumulate = c.mode == WriteMode::kAccumulate;
   const double one64 = 1, beta64 = accumulate ? 1 : 0;
   const float one32 = 1, beta32 = accumulate ? 1 : 0;
   const bool f64 = p.in_dtype == DType::kF64;
-  Check(
-      cublasLtMatmul(state.handle, description.get(),
-                     f64 ? static_cast<const void*>(&one64) : &one32, b.raw(), b_layout.get(),
-                     a.raw(), a_layout.get(), f64 ? static_cast<const void*>(&beta64) : &beta32,
-                     c.tensor.raw(), c_layout.get(), c.tensor.raw(), c_layout.get(), &found->second,
-                     state.workspace.raw(), static_cast<std::size_t>(kWorkspaceBytes),
-                     static_cast<cudaStream_t>(ctx.stream().handle)),
-      "cublasLtMatmul");
+  Check(cublasLtMatmul(state.handle, description.get(),
+                       f64 ? static_cast<const void*>(&one64) : &one32, b.raw(), b_layout.get(),
+                       a.raw(), a_layout.get(), f64 ? static_cast<const void*>(&beta64) : &beta32,
+                       c.tensor.raw(), c_layout.get(), c.tensor.raw(), c_layout.get(),
+                       &*found->second, state.workspace.raw(),
+                       static_cast<std::size_t>(kWorkspaceBytes),
+                       static_cast<cudaStream_t>(ctx.stream().handle)),
+        "cublasLtMatmul");
 }
 
 }  // namespace

@@ -20,6 +20,9 @@ Support GemmCpuSupports(const GemmProblem& problem);
 void GemmCpu(const Context& ctx, const GemmProblem& problem, const Tensor& a, const Tensor& b,
              const Output& c);
 
+// For tests: cuBLAS is taken to have no algorithm for anything that it has not been asked yet.
+inline bool cublas_knows_nothing = false;
+
 // Whether GemmCpu multiplies bf16 natively; otherwise it widens to f32 first.
 bool HasBf16Product();
 

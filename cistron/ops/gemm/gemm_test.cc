@@ -8,6 +8,7 @@
 #include "cistron/base/threads.h"
 #include "cistron/check/bounds.h"
 #include "cistron/ops/gemm/gemm_cases.h"
+#include "cistron/ops/gemm/gemm_impls.h"
 #include "cistron/ops/gemm/transpose.h"
 #include "cistron/testing/gradient_check.h"
 #include "cistron/testing/implementations.h"
@@ -148,6 +149,31 @@ TEST(Gemm, Atomics) {
       ASSERT_TRUE(Agrees(check::CompareBitwise("gemm.c", again, first)));
     }
   }
+}
+
+// library-heuristic-miss: where cuBLAS has no algorithm the plain kernel runs, and says so once.
+TEST(Gemm, LibraryHeuristicMiss) {
+  if (!testing::HasCuda()) GTEST_SKIP() << "there is no GPU here";
+  // No other test has these sizes.
+  const Tensor a = testing::Normal({37, 43}, DType::kF32, "a");
+  const Tensor b = testing::Normal({43, 59}, DType::kF32, "b");
+  const auto product = [&](const char* impl) {
+    const Tensor c = Tensor::Empty({37, 59}, DType::kF32);
+    FillPoison(c);
+    Gemm(testing::CudaContext().WithImpl(impl), a, Transpose::kNo, b, Transpose::kNo, Write(c));
+    return c;
+  };
+  internal::cublas_knows_nothing = true;
+  ::testing::internal::CaptureStderr();
+  const Tensor first = product("gemm=cublas");
+  internal::cublas_knows_nothing = false;
+  const Tensor second = product("gemm=cublas");
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, ::testing::HasSubstr("cublas has no algorithm for [37, 59, 43]"));
+  EXPECT_EQ(log.find("has no algorithm"), log.rfind("has no algorithm"));
+  const Tensor plain = product("gemm=cuda");
+  EXPECT_TRUE(Agrees(check::CompareBitwise("first", first, plain)));
+  EXPECT_TRUE(Agrees(check::CompareBitwise("second", second, plain)));
 }
 
 TEST(Gemm, GradientOfReferenceIsItsOwnProducts) {
