@@ -410,7 +410,7 @@ std::vector<ConfigKey> MakeKeys() {
       Choice("device", At(&C::device), kDevices,
              "where the run computes; cuda: one GPU, in fp32 and bf16, in a build with the CUDA "
              "backend",
-             kIdentity),
+             kTunable),
       Choice(
           "precision", At(&C::precision), kPrecisions,
           "number formats: bf16 keeps bf16 weights with fp32 masters; fp8_* and mxfp8 are recipes "

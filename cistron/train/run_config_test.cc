@@ -367,6 +367,18 @@ TEST(RunConfig, ComparisonShowsWhatDiffersAndSkipsMechanicalKeys) {
   EXPECT_EQ(differences[1].key, "optim.lr");
 }
 
+// A checkpoint of one device resumes on the other, in the same precision.
+TEST(RunConfig, ADeviceMayChangeWhereARunResumes) {
+  const RunConfig a = ParseRunConfig("", "t", {}).config;
+  const RunConfig b = ParseRunConfig("", "t", {"device=cuda", "precision=bf16"}).config;
+  const auto differences = CompareConfigs(a, b);
+  ASSERT_EQ(differences.size(), 2u);
+  EXPECT_EQ(differences[0].key, "device");
+  EXPECT_EQ(differences[0].role, KeyRole::kTunable);
+  EXPECT_EQ(differences[1].key, "precision");
+  EXPECT_EQ(differences[1].role, KeyRole::kIdentity);
+}
+
 TEST(RunConfig, PresetsLoadAndPassTheirChecks) {
   const std::filesystem::path folder = std::filesystem::path(CISTRON_SOURCE_DIR) / "configs";
   std::set<std::string> presets;
