@@ -7,11 +7,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 failed=()
-run() {  # NAME COMMAND …: prints the name and, when it fails, the end of the output
+run() {  # NAME COMMAND …, a program or a function: prints the name and, when it fails, the end of the output
   local name=$1 log
   shift
   log=$(mktemp)
-  if timeout "${CISTRON_TEST_TIMEOUT:-900}" "$@" >"$log" 2>&1; then
+  # A shell of its own: timeout starts programs alone.
+  if timeout "${CISTRON_TEST_TIMEOUT:-900}" bash -c '"$@"' "$name" "$@" >"$log" 2>&1; then
     echo "ok      $name"
   else
     echo "FAILED  $name"
@@ -27,6 +28,7 @@ refused() {
   out=$("$@" 2>&1) || got=$?
   [[ $got == "$status" && $out == *"$text"* ]] || { echo "exit status $got, expected $status and '$text': $out"; return 1; }
 }
+export -f refused
 
 if [[ "${1:-}" == --installed ]]; then
   cistron=$CISTRON_BIN/cistron tests=$CISTRON_BIN
@@ -48,6 +50,22 @@ for folder in tests/golden/*/; do
     run "golden $(basename "$folder") $precision" "$cistron" verify "$folder" --device cuda --precision "$precision"
   done
 done
+
+# A run that begins on one device goes on on the other and back, from each other's checkpoints.
+changes_device() {  # PRECISION
+  local folder status=0
+  folder=$(mktemp -d)
+  for leg in cpu:2 cuda:4 cpu:6; do
+    "$cistron" train --config-name L0_sanity "precision=$1" "output=$folder/run" run.on_exists=resume \
+      batch.global_tokens=2048 optim.warmup_steps=0 "device=${leg%:*}" "train.steps=${leg#*:}" || { status=1; break; }
+  done
+  [[ $status != 0 || $(wc -l <"$folder/run/metrics.jsonl") == 6 ]] || { echo "not six steps"; status=1; }
+  rm -rf "$folder"
+  return $status
+}
+export -f changes_device
+export cistron
+for precision in fp32 bf16; do run "checkpoints from device to device, $precision" changes_device "$precision"; done
 
 # What a machine lacks is said in one message, exit status 2.
 run "no GPU is shown" refused 2 "no GPU can be used" env CUDA_VISIBLE_DEVICES= "$cistron" bench --device cuda
