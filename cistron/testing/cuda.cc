@@ -12,7 +12,11 @@ bool in_use = false;
 }  // namespace
 
 void UseCuda() {
-  if (!cuda::IsBuilt() || GetEnv("CISTRON_TEST_CUDA") == "0") return;
+  if (!cuda::IsBuilt()) return;
+  if (GetEnv("CISTRON_TEST_CUDA") == "0") {
+    std::printf("[   cuda   ] CISTRON_TEST_CUDA=0: what runs on a GPU is not tested\n");
+    return;
+  }
   setenv("CUDA_LAUNCH_BLOCKING", "1", /*overwrite=*/1);
   const auto devices = cuda::Devices();
   if (devices.empty()) {

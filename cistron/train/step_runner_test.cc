@@ -172,8 +172,9 @@ class CapturedStep : public ::testing::Test {
   std::optional<ops::Context> ctx_;
 };
 
-// Captured once, replayed with 50 routings, some with empty experts: the bits of steps that wait;
-// nothing waits, and nothing is taken from the driver.
+// host-sync, weights-stale-in-replay: captured once, replayed with 50 routings, some with empty
+// experts, each after an update: the bits of steps that wait; nothing waits, and nothing is taken
+// from the driver.
 TEST_F(CapturedStep, HostSync) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const bool masters : {true, false}) {

@@ -32,6 +32,8 @@ using internal::CudnnShape;
 using internal::CudnnShapeOf;
 using testing::Agrees;
 
+// jit-stall: sizes of packed sequences are rounded, so that plans, each of which takes time to
+// make, serve many of them.
 TEST(AttentionCudnnShape, RoundsPackedSequences) {
   for (const std::int64_t sequences : {0, 1, 2, 3, 4, 5, 100}) {
     for (const std::int64_t length : {1, 127, 128, 129, 511, 513, 1000, 5000, 8192}) {

@@ -113,7 +113,9 @@ HostMemory PinnedHostMemory() {
   // Blocks are aligned to pages.
   const auto allocate = [](std::size_t, std::size_t bytes) -> void* {
     void* block = nullptr;
-    return cudaMallocHost(&block, bytes) == cudaSuccess ? block : nullptr;
+    if (cudaMallocHost(&block, bytes) == cudaSuccess) return block;
+    cudaGetLastError();  // not sticky: forget it
+    return nullptr;
   };
   return {allocate, [](void* block) { cudaFreeHost(block); }};
 }
