@@ -179,6 +179,9 @@ TEST(GroupedGemm, HopperCasesAgreeWithExactProducts) {
   }
   cases.push_back({"several tiles", {130, 0, 300, 1, 513}, 264, 520, 7});
   cases.push_back({"many experts", std::vector<std::int64_t>(128, 3), 72, 136, 5});
+  std::vector<std::int64_t> most(512);
+  for (std::size_t e = 0; e < most.size(); ++e) most[e] = static_cast<std::int64_t>(e * 7 % 5);
+  cases.push_back({"512 experts", most, 24, 16, 5});
   int checked = 0;
   for (const GroupedGemmImpl& impl : testing::RunnableImplementations(GroupedGemmImpls())) {
     if (impl.name != "hopper") continue;
@@ -364,29 +367,31 @@ TEST(GroupedGemm, PaddedTail) {
 
 // A group's rows depend on its own rows alone: NaN in all other groups does not cross the boundary.
 TEST(GroupedGemm, TileCrossesGroup) {
-  const std::vector<std::int64_t> sizes = {17, 5, 33, 1, 15};
+  const std::vector<std::int64_t> sizes = {17, 5, 133, 1, 15};
   const Tensor splits = Splits(sizes);
   const std::int64_t rows = Sum(sizes), n = 48, k = 40;
-  const Tensor w = testing::Normal({5, n, k}, DType::kF32, "w");
-  for (const GroupedGemmImpl& impl : Impls()) {
-    const Context ctx = testing::ContextOf(impl);
-    std::int64_t first = 0;
-    for (std::size_t e = 0; e < sizes.size(); first += sizes[e++]) {
-      const Tensor x = Tensor::Empty({rows, k}, DType::kF32);
-      const Tensor dy = Tensor::Empty({rows, n}, DType::kF32);
-      FillPoison(x);
-      FillPoison(dy);
-      testing::FillNormal(x.Slice(0, first, sizes[e]), "x");
-      testing::FillNormal(dy.Slice(0, first, sizes[e]), "dy");
-      const Tensor y = Tensor::Zeros({rows, n}, DType::kF32);
-      const Tensor dx = Tensor::Zeros({rows, k}, DType::kF32);
-      const Tensor dw = Tensor::Zeros({5, n, k}, DType::kF32);
-      GroupedGemmForward(ctx, {x, splits}, w, Write(y));
-      GroupedGemmDgrad(ctx, {dy, splits}, w, Write(dx));
-      GroupedGemmWgrad(ctx, {dy, splits}, {x, splits}, Write(dw));
-      EXPECT_TRUE(testing::IsFinite(y.Slice(0, first, sizes[e])));
-      EXPECT_TRUE(testing::IsFinite(dx.Slice(0, first, sizes[e])));
-      EXPECT_TRUE(testing::IsFinite(dw.Select(static_cast<std::int64_t>(e))));
+  for (const GroupedGemmImpl& impl : testing::RunnableImplementations(GroupedGemmImpls())) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      if (!impl.supports({GroupedGemmKind::kForward, dtype, dtype, 5, rows, n, k})) continue;
+      SCOPED_TRACE(fmt::format("{} {}", impl.name, Name(dtype)));
+      const Context ctx = testing::ContextOf(impl);
+      const Tensor w = testing::Normal({5, n, k}, dtype, "w");
+      std::int64_t first = 0;
+      for (std::size_t e = 0; e < sizes.size(); first += sizes[e++]) {
+        const Tensor x = Tensor::Empty({rows, k}, dtype), dy = Tensor::Empty({rows, n}, dtype);
+        FillPoison(x);
+        FillPoison(dy);
+        testing::FillNormal(x.Slice(0, first, sizes[e]), "x");
+        testing::FillNormal(dy.Slice(0, first, sizes[e]), "dy");
+        const Tensor y = Tensor::Zeros({rows, n}, dtype), dx = Tensor::Zeros({rows, k}, dtype);
+        const Tensor dw = Tensor::Zeros({5, n, k}, DType::kF32);
+        GroupedGemmForward(ctx, {x, splits}, w, Write(y));
+        GroupedGemmDgrad(ctx, {dy, splits}, w, Write(dx));
+        GroupedGemmWgrad(ctx, {dy, splits}, {x, splits}, Write(dw));
+        EXPECT_TRUE(testing::IsFinite(y.Slice(0, first, sizes[e])));
+        EXPECT_TRUE(testing::IsFinite(dx.Slice(0, first, sizes[e])));
+        EXPECT_TRUE(testing::IsFinite(dw.Select(static_cast<std::int64_t>(e))));
+      }
     }
   }
 }
