@@ -71,7 +71,8 @@ for precision in fp32 bf16; do run "checkpoints from device to device, $precisio
 run "no GPU is shown" refused 2 "no GPU can be used" env CUDA_VISIBLE_DEVICES= "$cistron" bench --device cuda
 run "too little memory" refused 2 "too little for the step" \
   "$cistron" train --config-name L0_sanity device=cuda precision=bf16 output="${TMPDIR:-/tmp}/cistron-too-large" \
-  model.hidden_size=8192 model.intermediate_size=65536 model.num_hidden_layers=64
+  model.hidden_size=8192 model.num_attention_heads=64 model.num_key_value_heads=8 model.intermediate_size=65536 \
+  model.num_hidden_layers=64
 run "a plan that does not fit" refused 2 "does not fit" \
   "$cistron" plan --model 8x7b_4layers --precision bf16 --device cuda plan.memory_gib=64
 
