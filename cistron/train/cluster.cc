@@ -39,7 +39,7 @@ constexpr GpuRates kH200 = {.product_flops = 633 * kTera,
                             .attention_backward_flops = 458 * kTera,
                             .copy_bytes_per_s = 4280 * kGiga,
                             .optimizer_of_copy = 0.91,
-                            .passes_of_copy = 0.60};
+                            .passes_of_copy = 0.88};
 // Of two H200 joined by 18 lanes of NVLink 4: bus bandwidth of NCCL at 64 and 256 MiB, through
 // which the line of Link goes.
 constexpr Link Through(double gb_per_s_at_64, double gb_per_s_at_256, double sent_of_size) {
