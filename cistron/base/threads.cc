@@ -2,6 +2,7 @@
 
 #include <omp.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -35,6 +36,16 @@ int CgroupCpus() {
 
 std::atomic<int> g_threads{0};  // 0: not decided yet
 
+// Of a process; 0: this one.
+int GrantedCpus(pid_t process) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int n = sched_getaffinity(process, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+  const int quota = CgroupCpus();
+  if (quota > 0) n = std::min(n, quota);
+  return std::max(1, n);
+}
+
 int DefaultThreads() {
   if (GetEnv("OMP_NUM_THREADS")) return std::max(1, omp_get_max_threads());
   return AvailableCpus();
@@ -65,15 +76,12 @@ class FirstException {
 }  // namespace
 
 int AvailableCpus() {
-  static const int cpus = [] {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-    const int quota = CgroupCpus();
-    if (quota > 0) n = std::min(n, quota);
-    return std::max(1, n);
-  }();
+  static const int cpus = GrantedCpus(0);
   return cpus;
+}
+
+int AvailableCpusOfParent() {
+  return GrantedCpus(getppid());
 }
 
 int NumThreads() {

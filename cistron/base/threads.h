@@ -11,6 +11,8 @@ namespace cistron {
 
 // Processors this process may use: affinity mask, capped by the cgroup's CPU quota (rounded up).
 int AvailableCpus();
+// The same for the process that started this one.
+int AvailableCpusOfParent();
 
 // Threads that parallel loops use now: OMP_NUM_THREADS or AvailableCpus(), or what was set.
 int NumThreads();

@@ -28,20 +28,24 @@ Mesh::Mesh() : self_(comm::MakeSelf()), world_(self_.get()) {
   replica_group_ = comm::MakeSelf();
 }
 
-Mesh::Mesh(comm::Communicator& world, std::int64_t dp, std::int64_t ep, std::int64_t num_experts)
-    : world_(&world), dp_(dp), ep_(ep) {
-  if (dp < 1 || ep < 1 || dp > world.size() || dp * ep != world.size()) {
+void Mesh::Check(int ranks, std::int64_t dp, std::int64_t ep, std::int64_t num_experts) {
+  if (dp < 1 || ep < 1 || dp > ranks || dp * ep != ranks) {
     CISTRON_THROW(kBadInput,
                   "parallel.dp={} times parallel.ep={} must be the number of ranks, which is {}; "
                   "with that number and {} experts: {}",
-                  dp, ep, world.size(), num_experts, Layouts(world.size(), num_experts));
+                  dp, ep, ranks, num_experts, Layouts(ranks, num_experts));
   }
   if (num_experts % ep != 0) {
     CISTRON_THROW(kBadInput,
                   "parallel.ep={}: {} experts cannot be dealt evenly to {} ranks; with {} ranks: "
                   "{}",
-                  ep, num_experts, ep, world.size(), Layouts(world.size(), num_experts));
+                  ep, num_experts, ep, ranks, Layouts(ranks, num_experts));
   }
+}
+
+Mesh::Mesh(comm::Communicator& world, std::int64_t dp, std::int64_t ep, std::int64_t num_experts)
+    : world_(&world), dp_(dp), ep_(ep) {
+  Check(world.size(), dp, ep, num_experts);
   expert_group_ = world.Split(static_cast<int>(dp_index()), static_cast<int>(ep_index()));
   replica_group_ = world.Split(static_cast<int>(ep_index()), static_cast<int>(dp_index()));
 }

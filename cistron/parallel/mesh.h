@@ -17,9 +17,11 @@ class Mesh {
  public:
   // One rank by itself.
   Mesh();
-  // `world` must outlive the mesh. Every rank of it must make one, with the same sizes. Throws
-  // kBadInput where dp·ep is not the number of ranks, or ep does not divide `num_experts`, with the
-  // layouts that would do.
+  // Throws kBadInput where dp·ep is not the number of ranks, or ep does not divide `num_experts`,
+  // with the layouts that would do.
+  static void Check(int ranks, std::int64_t dp, std::int64_t ep, std::int64_t num_experts);
+  // `world` must outlive the mesh. Every rank of it must make one, with the same sizes, which are
+  // checked.
   Mesh(comm::Communicator& world, std::int64_t dp, std::int64_t ep, std::int64_t num_experts);
   ~Mesh();
   Mesh(const Mesh&) = delete;

@@ -439,7 +439,9 @@ std::vector<ConfigKey> MakeKeys() {
             kIdentity),
       PathKey("output", At(&C::output), "directory of the run", kMechanical),
       Integer("seed", At(&C::seed), AtLeast(0), "seed of weights and data order", kIdentity),
-      Integer("threads", At(&C::threads), Between(0, 4096), "0: all that the machine grants",
+      Integer("threads", At(&C::threads), Between(0, 4096),
+              "of a process; 0: OMP_NUM_THREADS, or all processors that it may use, of which ranks "
+              "on one machine have equal parts",
               kMechanical),
       Boolean(
           "strict", At(&C::strict),
@@ -609,6 +611,10 @@ std::vector<ConfigKey> MakeKeys() {
              "full: ranks that would hold the same parameters each keep a shard of weights, "
              "gradients, masters and moments, and gather weights when they need them; none",
              kMechanical),
+      Integer("parallel.timeout", At(&C::parallel, &ParallelOptions::timeout),
+              Between(1, 1'000'000),
+              "seconds that a rank waits for others in one exchange before it ends the run",
+              kMechanical),
       ProfileSteps("profile", At(&C::profile),
                    "steps:10-12 tells where the time of these steps goes, op by op, in the output "
                    "and in the report; none"),

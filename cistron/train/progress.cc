@@ -36,9 +36,9 @@ std::string FormatCount(double count) {
 }
 
 Progress::Progress(std::FILE* out, std::int64_t done, std::int64_t total, std::int64_t log_every,
-                   std::string unit)
+                   std::string unit, bool lines_only)
     : out_(out),
-      terminal_(isatty(fileno(out)) != 0),
+      terminal_(!lines_only && isatty(fileno(out)) != 0),
       done_(done),
       total_(total),
       log_every_(log_every),

@@ -17,10 +17,10 @@ std::string FormatCount(double count);
 
 class Progress {
  public:
-  // Writes to `out`. `done` steps were made before; `log_every` is for plain lines; `unit` names a
-  // letter of the sequences ("base").
+  // Writes to `out`. `done` steps were made before; `log_every` is for plain lines, which
+  // `lines_only` asks for on a terminal, too; `unit` names a letter of the sequences ("base").
   Progress(std::FILE* out, std::int64_t done, std::int64_t total, std::int64_t log_every,
-           std::string unit);
+           std::string unit, bool lines_only = false);
   ~Progress();
 
   // After a step: redraws the bar, or prints a line when one is due.

@@ -55,6 +55,7 @@ struct ParallelOptions {
   std::int64_t dp = 1;
   std::int64_t ep = 1;
   Sharding shard = Sharding::kNone;
+  std::int64_t timeout = 600;  // seconds that a rank waits for others
 };
 // Of AdamW in a bf16 model: kF32 keeps fp32 masters and moments, kBF16 neither.
 enum class OptimStates { kF32, kBF16 };

@@ -306,7 +306,8 @@ class Trainer {
                       peak_flops_ / 1e12);
     }
     Print(speed);
-    Progress progress(Out(), start, total, config_.log.every, std::string(unit_));
+    Progress progress(Out(), start, total, config_.log.every, std::string(unit_),
+                      hooks_.lines_only);
     StepRunner runner(ctx_, model_, optimizer_, {config_.train.cuda_graph, config_.seed});
     data::ReadAhead<Fetched> batches([this, &runner] { return Read(runner); }, total - start);
     stopping_ = start > 0 && EvaluateOwed(metrics, start);
@@ -659,8 +660,13 @@ TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks, comm::Co
       CheckRunConfig(loaded);
       return std::string();
     });
-    mesh.emplace(*ranks, config.parallel.dp, config.parallel.ep, config.model.num_local_experts);
     CheckAlike(loaded, hooks.version, *ranks);
+    const std::int64_t dp = config.parallel.dp, ep = config.parallel.ep;
+    parallel::FromAll(*ranks, [&] {
+      parallel::Mesh::Check(ranks->size(), dp, ep, config.model.num_local_experts);
+      return std::string();
+    });
+    mesh.emplace(*ranks, dp, ep, config.model.num_local_experts);
     parallel::FromAll(*ranks, [&] {
       if (config.threads > 0 && ranks->size() == 1) SetNumThreads(static_cast<int>(config.threads));
       CheckMemory(MemoryProblemOf(config));

@@ -22,6 +22,7 @@ struct TrainHooks {
   // Called after every step, its checkpoint included.
   std::function<void(std::int64_t step)> after_step;
   std::FILE* out = stdout;          // progress and notices
+  bool lines_only = false;          // no progress bar: mpirun makes a terminal of any file
   std::string resume_command = {};  // as people would type it, for the notice of a stopped run
   std::string version = {};         // of the program: must be the same on every rank
 };
