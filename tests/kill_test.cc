@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "cistron/base/philox.h"
-#include "cistron/check/compare.h"
 #include "cistron/train/tiny_run.h"
+#include "tests/same_run.h"
 #include "tests/subprocess.h"
 
 namespace cistron {
@@ -36,19 +36,7 @@ class KillTest : public ::testing::Test {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   }
   void ExpectSameRun(const std::string& got, const std::string& expected) {
-    const auto a = tiny_.Newest(got), b = tiny_.Newest(expected);
-    EXPECT_EQ(a.step(), b.step());
-    ASSERT_EQ(a.names(), b.names());
-    for (const std::string& name : b.names()) {
-      const auto same = check::CompareBitwise(name, a.Read(name), b.Read(name));
-      EXPECT_TRUE(same) << same.message;
-    }
-    const auto x = tiny_.Metrics(got), y = tiny_.Metrics(expected);
-    ASSERT_EQ(x.size(), y.size());
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      EXPECT_EQ(x[i].step, static_cast<std::int64_t>(i) + 1);
-      EXPECT_EQ(x[i].loss, y[i].loss);
-    }
+    testing::ExpectSameRun(tiny_, got, expected);
   }
   // Waits until the run has logged a step.
   void AwaitStep(const std::string& run, std::int64_t step) {

@@ -136,8 +136,8 @@ TEST_F(ProgramTest, HelpOfEveryVerbHasExamplesAndSucceeds) {
   const Result all = Run({"--help"});
   EXPECT_EQ(all.status, 0);
   EXPECT_THAT(all.out, HasSubstr("Exit status"));
-  for (const char* verb : {"train", "eval", "score", "baseline", "convert", "report", "inspect",
-                           "info", "verify", "bench"}) {
+  for (const char* verb : {"train", "launch", "eval", "score", "baseline", "convert", "report",
+                           "inspect", "info", "verify", "bench"}) {
     SCOPED_TRACE(verb);
     EXPECT_THAT(all.out, HasSubstr(verb));
     const Result help = Run({verb, "--help"});

@@ -1,14 +1,18 @@
 // The command line. CLI11 is slow to compile and is included here alone.
 #include "apps/cistron/command.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
 #include <exception>
-#include <new>
+#include <optional>
 
+#include "apps/cistron/failure.h"
+#include "apps/cistron/launched_rank.h"
 #include "apps/cistron/version.h"
 #include "cistron/base/error.h"
+#include "cistron/parallel/agreement.h"
 
 namespace cistron::app {
 namespace {
@@ -45,50 +49,46 @@ class CliOptions final : public Options {
               const std::string& help) override {
     app_.add_option(name, value, help)->capture_default_str()->check(CLI::IsMember(choices));
   }
+  void Rest(std::vector<std::string>& values) override {
+    app_.prefix_command();
+    app_.parse_complete_callback([&app = app_, &values] { values = app.remaining(); });
+  }
 
  private:
   CLI::App& app_;
 };
 
-int StatusOf(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidArgument:
-    case ErrorCode::kBadInput:
-    case ErrorCode::kNotFound:
-    case ErrorCode::kAlreadyExists:
-    case ErrorCode::kUnsupported:
-    case ErrorCode::kOutOfMemory:
-    case ErrorCode::kNumericalFailure: return kBadUsage;
-    case ErrorCode::kIo:
-    case ErrorCode::kInternal: break;
-  }
-  return kRuntimeFailure;
-}
-
-// By length: a message may quote a NUL.
-void PrintError(std::string_view message) {
-  std::fputs("error: ", stderr);
-  std::fwrite(message.data(), 1, message.size(), stderr);
-  std::fputc('\n', stderr);
+// Of mpirun or srun, more than one.
+std::optional<LaunchedRank> FindSeveralRanks() {
+  auto launched = FindLaunchedRank();
+  if (launched && launched->size == 1) launched.reset();
+  return launched;
 }
 
 int RunCommand(Command& command) {
   try {
-    return command.Run();
-  } catch (const Error& error) {
-    PrintError(error.message());
-    if (error.code() == ErrorCode::kInternal) {
-      std::fprintf(stderr, "this is a bug in cistron %s (%s); please report it\n", kVersion,
-                   error.where().c_str());
-    }
-    return StatusOf(error.code());
-  } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "error: out of memory; use a smaller batch.micro_tokens or model\n");
-    return kBadUsage;
+    const auto ranks = FindSeveralRanks();
+    if (!ranks || command.RunsOnRanks()) return command.Run();
+    return RunLaunched(*ranks, {}, [&](comm::Communicator& world) {
+      throw parallel::SharedError(
+          ErrorCode::kInvalidArgument,
+          fmt::format("`cistron {}` runs as one process, and {} were started; leave out `{}`",
+                      command.name(), world.size(), ranks->start));
+    });
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
+    return ReportFailure(error);
   }
-  return kRuntimeFailure;
+}
+
+// What the command line says is wrong: said once, however many ranks were started with it.
+int RefuseUsage(const std::string& message) {
+  const Error error(ErrorCode::kInvalidArgument, message);
+  try {
+    if (const auto ranks = FindSeveralRanks()) return FailLaunched(*ranks, message);
+  } catch (const std::exception& failure) {
+    return ReportFailure(failure);
+  }
+  return ReportFailure(error);
 }
 
 }  // namespace
@@ -113,19 +113,18 @@ int RunProgram(int argc, char** argv, const std::vector<std::unique_ptr<Command>
   if (argc > 1 && argv[1][0] != '-') {
     const auto known = [&](const auto& command) { return command->name() == argv[1]; };
     if (std::none_of(commands.begin(), commands.end(), known)) {
-      std::fprintf(stderr, "error: there is no verb '%s'\nsee `cistron --help`\n", argv[1]);
-      return kBadUsage;
+      return RefuseUsage(fmt::format("there is no verb '{}'\nsee `cistron --help`", argv[1]));
     }
   }
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {
-    return app.exit(success);
+    const auto ranks = FindSeveralRanks();
+    return ranks && ranks->rank != 0 ? kOk : app.exit(success);
   } catch (const CLI::ParseError& error) {
     const auto used = app.get_subcommands();
     const std::string verb = used.empty() ? "" : " " + used.front()->get_name();
-    std::fprintf(stderr, "error: %s\nsee `cistron%s --help`\n", error.what(), verb.c_str());
-    return kBadUsage;
+    return RefuseUsage(fmt::format("{}\nsee `cistron{} --help`", error.what(), verb));
   }
   return status;
 }

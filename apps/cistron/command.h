@@ -36,6 +36,8 @@ class Options {
   // One of these.
   virtual void Choice(const std::string& name, std::string& value,
                       const std::vector<std::string>& choices, const std::string& help) = 0;
+  // Everything from the first word that is none of this verb's options.
+  virtual void Rest(std::vector<std::string>& values) = 0;
 };
 
 class Command {
@@ -47,6 +49,8 @@ class Command {
   virtual std::string footer() const = 0;
   virtual void Declare(Options& options) = 0;
   virtual int Run() = 0;
+  // Whether several processes of mpirun or srun may run it; others are refused there.
+  virtual bool RunsOnRanks() const { return false; }
 };
 
 // Parses the command line and runs the verb; turns errors into one screen of text and an exit

@@ -8,6 +8,7 @@
 namespace cistron::app {
 
 std::unique_ptr<Command> MakeTrainCommand();
+std::unique_ptr<Command> MakeLaunchCommand();
 std::unique_ptr<Command> MakeEvalCommand();
 std::unique_ptr<Command> MakeScoreCommand();
 std::unique_ptr<Command> MakeBaselineCommand();

@@ -7,6 +7,7 @@ int main(int argc, char** argv) {
   app::LimitSpinning(argv);
   std::vector<std::unique_ptr<app::Command>> commands;
   commands.push_back(app::MakeTrainCommand());
+  commands.push_back(app::MakeLaunchCommand());
   commands.push_back(app::MakeEvalCommand());
   commands.push_back(app::MakeScoreCommand());
   commands.push_back(app::MakeBaselineCommand());

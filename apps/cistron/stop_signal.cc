@@ -22,6 +22,7 @@ sigset_t StopSignals() {
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGUSR1);
   return set;
 }
 
@@ -50,7 +51,10 @@ void CatchStopSignals() {
 
 const char* StopSignal() {
   const int number = g_signal;
-  return number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : nullptr;
+  return number == SIGTERM   ? "SIGTERM"
+         : number == SIGINT  ? "SIGINT"
+         : number == SIGUSR1 ? "SIGUSR1"
+                             : nullptr;
 }
 
 }  // namespace cistron::app

@@ -1,19 +1,26 @@
 // cistron train: a run from a configuration, or its continuation.
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <fstream>
+#include <exception>
 #include <string_view>
+#include <utility>
 
 #include "apps/cistron/commands.h"
+#include "apps/cistron/launched_rank.h"
 #include "apps/cistron/machine.h"
+#include "apps/cistron/resume_command.h"
 #include "apps/cistron/stop_signal.h"
 #include "apps/cistron/version.h"
+#include "cistron/base/env.h"
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
 #include "cistron/comm/inproc.h"
+#include "cistron/comm/mpi/mpi.h"
 #include "cistron/data/corpus.h"
+#include "cistron/parallel/agreement.h"
+#include "cistron/parallel/mesh.h"
 #include "cistron/train/config_schema.h"
 #include "cistron/train/corpus_baseline.h"
 #include "cistron/train/report.h"
@@ -37,7 +44,10 @@ class TrainCommand final : public Command {
            "  cistron train --config-name L0_sanity run.on_exists=new seed=2\n"
            "  cistron train --config-name L0_sanity init.from=runs/L0_sanity/final "
            "output=runs/more\n"
-           "\nSIGTERM and SIGINT save and exit 0; the same command continues a run that was "
+           "  cistron train --config-name L0_sanity parallel.ep=2\n"
+           "  mpirun -np 2 cistron train --config-name L0_sanity parallel.ep=2\n"
+           "\nSIGTERM, SIGINT and SIGUSR1 save and exit 0; the same command continues a run that "
+           "was "
            "interrupted,\nexcept with run.on_exists=new and fail: leave those out then.\n"
            "\nKeys, with their defaults:\n" +
            train::DescribeConfigKeys();
@@ -51,57 +61,126 @@ class TrainCommand final : public Command {
     options.Flag("--keys", keys_, "print the keys of a configuration and exit");
     options.Flag("--print-config", print_config_, "print the effective configuration and exit");
     options.Flag("--no-report", no_report_, "leave out the Markov baseline and report.html");
+    options.Option(
+        "--ranks", ranks_,
+        "ranks that are threads of this process; 0: parallel.dp times parallel.ep, which "
+        "it must be");
     options.Positional("overrides", overrides_, "key=value, over the preset", false);
   }
 
+  bool RunsOnRanks() const override { return true; }
+
   int Run() override {
     CatchStopSignals();
-    if (keys_) {
-      fmt::print("{}", train::DescribeConfigKeys());
-      return kOk;
-    }
-    const auto preset =
-        config_name_.empty() ? std::filesystem::path() : train::FindPreset(config_name_);
-    train::LoadedConfig loaded = train::LoadRunConfig(preset, overrides_);
-    train::ResolveDataPaths(loaded.config, preset);
-    train::ResolveInit(loaded);
-    if (print_config_) {
-      train::CheckStep(
-          loaded);  // a preset may leave its data to the user, and its device elsewhere
-      fmt::print("{}", train::ToYaml(loaded.config));
-      return kOk;
-    }
-    train::CheckRunConfig(loaded);
-    if (explain_) {
-      fmt::print("{}", train::ExplainRun(loaded));
+    const auto launched = FindLaunchedRank();
+    if (keys_ || print_config_ || explain_) {
+      if (!launched || launched->rank == 0) Print();
       return kOk;
     }
     train::TrainHooks hooks;
     hooks.resume_command = ResumeCommand();
     hooks.stop_requested = [] { return StopSignal() != nullptr; };
     hooks.version = kVersion;
-    const train::TrainOutcome outcome = TrainOnRanks(loaded, hooks);
+    train::TrainOutcome outcome;
+    train::RunConfig config;
+    if (launched && (launched->size > 1 || comm::mpi::IsBuilt())) {
+      hooks.lines_only = true;
+      const int status = TrainAsRank(*launched, hooks, config, outcome);
+      if (status != kOk || launched->rank != 0) return status;
+    } else {
+      const train::LoadedConfig loaded = Load();
+      train::CheckRunConfig(loaded);
+      config = loaded.config;
+      outcome = TrainOnThreads(loaded, hooks);
+    }
     if (!outcome.finished) return kOk;
     WriteMachine(outcome.paths.machine());
-    const std::string comparison = no_report_ ? "" : Report(loaded.config, outcome);
-    Conclude(loaded.config, outcome);
+    const std::string comparison = no_report_ ? "" : Report(config, outcome);
+    Conclude(config, outcome);
     if (!comparison.empty()) fmt::print("{}\n", comparison);
     return kOk;
   }
 
  private:
-  // Several ranks are threads of this process.
-  static train::TrainOutcome TrainOnRanks(const train::LoadedConfig& loaded,
-                                          const train::TrainHooks& hooks) {
-    const std::int64_t ranks = loaded.config.Ranks();
+  train::LoadedConfig Load() const {
+    const auto preset =
+        config_name_.empty() ? std::filesystem::path() : train::FindPreset(config_name_);
+    train::LoadedConfig loaded = train::LoadRunConfig(preset, overrides_);
+    train::ResolveDataPaths(loaded.config, preset);
+    train::ResolveInit(loaded);
+    return loaded;
+  }
+
+  void Print() const {
+    if (keys_) {
+      fmt::print("{}", train::DescribeConfigKeys());
+      return;
+    }
+    const train::LoadedConfig loaded = Load();
+    if (print_config_) {
+      // A preset may leave its data to the user, and its device elsewhere.
+      train::CheckStep(loaded);
+      fmt::print("{}", train::ToYaml(loaded.config));
+      return;
+    }
+    train::CheckRunConfig(loaded);
+    fmt::print("{}", train::ExplainRun(loaded));
+  }
+
+  static comm::Options WithTimeout(comm::Options options, const train::RunConfig& config) {
+    options.limit = std::chrono::seconds(config.parallel.timeout);
+    return options;
+  }
+
+  // Several ranks are threads of this process, which is one machine's only one.
+  train::TrainOutcome TrainOnThreads(const train::LoadedConfig& loaded,
+                                     const train::TrainHooks& hooks) const {
+    const std::int64_t ranks = ranks_ > 0 ? ranks_ : loaded.config.Ranks();
+    // Before threads are made of a number that was mistyped.
+    parallel::Mesh::Check(static_cast<int>(ranks), loaded.config.parallel.dp,
+                          loaded.config.parallel.ep, loaded.config.model.num_local_experts);
     if (ranks == 1) return train::Train(loaded, hooks);
     if (loaded.config.threads > 0) SetNumThreads(static_cast<int>(loaded.config.threads));
     train::TrainOutcome outcome;
-    comm::RunRanks(static_cast<int>(ranks), [&](comm::Communicator& rank) {
-      train::TrainOutcome own = train::Train(loaded, hooks, &rank);
-      if (rank.rank() == 0) outcome = std::move(own);
-    });
+    comm::RunRanks(
+        static_cast<int>(ranks),
+        [&](comm::Communicator& rank) {
+          train::TrainOutcome own = train::Train(loaded, hooks, &rank);
+          if (rank.rank() == 0) outcome = std::move(own);
+        },
+        WithTimeout(comm::InprocOptions(), loaded.config));
     return outcome;
+  }
+
+  // This process is one rank, or the only one, of mpirun or srun. Returns the exit status.
+  int TrainAsRank(const LaunchedRank& rank, const train::TrainHooks& hooks,
+                  train::RunConfig& config, train::TrainOutcome& outcome) const {
+    train::LoadedConfig loaded;
+    std::exception_ptr refused;  // to be said once, when the ranks can talk
+    try {
+      CISTRON_CHECK(ranks_ == 0, "--ranks makes ranks of threads; leave it out under `{}`",
+                    rank.start);
+      loaded = Load();
+      train::CheckRunConfig(loaded);
+    } catch (const std::exception&) {
+      refused = std::current_exception();
+    }
+    config = loaded.config;
+    ThreadShare share;
+    if (config.threads > 0) {
+      SetNumThreads(static_cast<int>(config.threads));
+    } else if (!GetEnv("OMP_NUM_THREADS")) {
+      share = ShareOfProcessors(rank);
+      SetNumThreads(share.threads);
+    }
+    return RunLaunched(rank, WithTimeout({}, config), [&](comm::Communicator& world) {
+      parallel::FromAll(world, [&] {
+        if (refused) std::rethrow_exception(refused);
+        return std::string();
+      });
+      if (world.rank() == 0 && !share.notice.empty()) fmt::print("{}\n", share.notice);
+      outcome = train::Train(loaded, hooks, &world);
+    });
   }
 
   // Writes the Markov baseline and the page; returns the comparison, where there is one.
@@ -142,26 +221,6 @@ class TrainCommand final : public Command {
     }
   }
 
-  // This process's own command, with run.on_exists=auto where another value would not continue a
-  // run.
-  static std::string ResumeCommand() {
-    std::ifstream in("/proc/self/cmdline", std::ios::binary);
-    std::string command;
-    for (std::string word; std::getline(in, word, '\0');) {
-      if (word.starts_with("run.on_exists=")) word = "run.on_exists=auto";
-      command += (command.empty() ? "" : " ") + ShellQuoted(word);
-    }
-    return command;
-  }
-  static std::string ShellQuoted(const std::string& word) {
-    constexpr std::string_view kPlain =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
-    if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
-    std::string quoted = "'";
-    for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    return quoted + "'";
-  }
-
   static std::string Compare(const train::HeldoutMetrics& heldout,
                              const train::MarkovBaseline& baseline) {
     const train::MarkovScore& best = baseline.Best();
@@ -179,6 +238,7 @@ class TrainCommand final : public Command {
 
   std::string config_name_;
   std::vector<std::string> overrides_;
+  std::int64_t ranks_ = 0;
   bool explain_ = false, keys_ = false, print_config_ = false, no_report_ = false;
 };
 

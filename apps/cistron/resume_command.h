@@ -1,0 +1,17 @@
+// The command that continues a run that was stopped, as people would type it.
+#pragma once
+
+#include <string>
+
+namespace cistron::app {
+
+// What `cistron launch` leaves in the environment of ranks: its own command.
+inline constexpr const char* kLaunchCommandVariable = "CISTRON_LAUNCH_COMMAND";
+
+// This process's own command line, quoted for a shell, with run.on_exists=auto where another value
+// would not continue a run.
+std::string OwnCommand();
+// Of a rank: the command that started all of them.
+std::string ResumeCommand();
+
+}  // namespace cistron::app
