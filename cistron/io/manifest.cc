@@ -192,8 +192,8 @@ Manifest ParseManifest(std::string_view text, const std::string& origin, Cover c
   return ManifestParser(origin, cover).Parse(text);
 }
 
-void Merge(Manifest part, Manifest& into) {
-  for (auto& [name, tensor] : part.tensors) {
+void Merge(const Manifest& part, Manifest& into) {
+  for (const auto& [name, tensor] : part.tensors) {
     const auto [it, is_new] = into.tensors.try_emplace(name, tensor);
     if (is_new) continue;
     ManifestTensor& joined = it->second;

@@ -45,7 +45,7 @@ Manifest ParseManifest(std::string_view text, const std::string& origin,
                        Cover cover = Cover::kWhole);
 // The boxes and files of one writer join those of others. Throws kInvalidArgument where the two
 // disagree about a tensor or have written the same file.
-void Merge(Manifest part, Manifest& into);
+void Merge(const Manifest& part, Manifest& into);
 // Throws kInvalidArgument, naming the tensor, unless the boxes of each cover it exactly once.
 void CheckCover(const Manifest& manifest);
 

@@ -603,6 +603,8 @@ std::vector<ConfigKey> MakeKeys() {
               "steps between checkpoints; 0: only at the end", kMechanical),
       Integer("checkpoint.keep", At(&C::checkpoint, &CheckpointOptions::keep), AtLeast(1),
               "checkpoints kept", kMechanical),
+      Boolean("checkpoint.background", At(&C::checkpoint, &CheckpointOptions::background),
+              "write checkpoints from a copy in host memory while training goes on", kMechanical),
       Integer("parallel.dp", At(&C::parallel, &ParallelOptions::dp), AtLeast(1),
               "data-parallel groups of ranks; dp times ep is the number of ranks", kMechanical),
       Integer("parallel.ep", At(&C::parallel, &ParallelOptions::ep), AtLeast(1),

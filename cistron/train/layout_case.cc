@@ -198,7 +198,8 @@ class Rank {
       CISTRON_THROW(kInternal, "rank 1 dies");
     }
     if (!c_.save_to.empty()) {
-      SaveTrainingState(c_.save_to, m_, optimizer_, scaling_, {}, RunConfig());
+      WriteSnapshot(c_.save_to, TakeSnapshot(m_, optimizer_, scaling_, {}, RunConfig()),
+                    m_.mesh->world());
     }
     const double heldout = HeldoutLoss();
     const std::lock_guard lock(mutex);

@@ -24,6 +24,7 @@
 #include "cistron/parallel/rank_sums.h"
 #include "cistron/tensor/cuda_backend.h"
 #include "cistron/tensor/trace.h"
+#include "cistron/train/checkpoint_saver.h"
 #include "cistron/train/evaluate.h"
 #include "cistron/train/expert_bases.h"
 #include "cistron/train/explain_run.h"
@@ -171,6 +172,8 @@ class Trainer {
       directory_->WriteConfig(config_);
       return std::string();
     });
+    saver_.emplace(RunPaths{config_.output}.checkpoints(),
+                   static_cast<int>(config_.checkpoint.keep), mesh_.world());
   }
 
   TrainOutcome Run() {
@@ -538,12 +541,14 @@ class Trainer {
 
   void Save() {
     CheckWeights();
-    const fs::path root = RunPaths{config_.output}.checkpoints();
-    SaveTrainingState(root, model_, optimizer_, scaling_, position_, config_);
-    parallel::FromFirst(mesh_.world(), [&] {
-      io::PruneCheckpoints(root, static_cast<int>(config_.checkpoint.keep));
-      return std::string();
-    });
+    const TrainingSnapshot snapshot =
+        TakeSnapshot(model_, optimizer_, scaling_, position_, config_);
+    const bool more_steps = !stopping_ && optimizer_.step() < config_.train.steps;
+    if (config_.checkpoint.background && more_steps) {
+      saver_->SaveLater(snapshot.Copy());
+    } else {
+      saver_->Save(snapshot);
+    }
   }
 
   void CheckWeights() {
@@ -618,6 +623,7 @@ class Trainer {
   std::unique_ptr<data::TrainingStream> stream_;
   std::unique_ptr<data::EvaluationStream> heldout_;
   std::optional<RunDirectory> directory_;  // of the first rank
+  std::optional<CheckpointSaver> saver_;
   DataPosition position_;
   std::optional<HeldoutMetrics> final_heldout_;
   double flops_per_token_ = 0, peak_flops_ = 0;

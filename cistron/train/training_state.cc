@@ -70,23 +70,32 @@ void RestoreScaling(const io::CheckpointReader& reader, const std::string& key,
   scaling.Restore(name, reader.Read(key, start, size));
 }
 
-// Every rank writes its boxes; the checkpoint appears when all have, or nowhere.
-fs::path SaveTogether(const fs::path& root, comm::Communicator& ranks, std::int64_t step,
-                      std::span<const io::CheckpointBox> boxes, const std::string& state) {
-  std::optional<io::CheckpointWriter> writer;  // of the first rank
-  const fs::path directory =
-      parallel::FromFirst(ranks, [&] { return writer.emplace(root, step).directory().string(); });
-  const std::vector<std::string> parts = parallel::FromAll(
-      ranks, [&] { return io::WriteCheckpointPart(directory, ranks.rank(), boxes); });
-  return parallel::FromFirst(ranks, [&] { return writer->Commit(parts, state).string(); });
-}
-
 }  // namespace
 
-fs::path SaveTrainingState(const fs::path& root, const model::LocalMixtral& m,
-                           const optim::AdamWOptimizer& optimizer,
-                           const quant::ScalingStates& scaling, const DataPosition& data,
-                           const RunConfig& config) {
+TrainingSnapshot TrainingSnapshot::Copy() const {
+  TrainingSnapshot copy = *this;
+  for (io::CheckpointBox& box : copy.boxes) {
+    const Tensor host = Tensor::Empty(box.tensor.shape(), box.tensor.dtype());
+    CopyTo(box.tensor, host);
+    box.tensor = host;
+  }
+  return copy;
+}
+
+fs::path WriteSnapshot(const fs::path& root, const TrainingSnapshot& s, comm::Communicator& ranks) {
+  if (ranks.size() == 1) return io::SaveCheckpoint(root, s.step, s.boxes, s.state_json);
+  // The checkpoint appears when every rank has written, or nowhere.
+  std::optional<io::CheckpointWriter> writer;  // of the first rank
+  const fs::path directory =
+      parallel::FromFirst(ranks, [&] { return writer.emplace(root, s.step).directory().string(); });
+  const std::vector<std::string> parts = parallel::FromAll(
+      ranks, [&] { return io::WriteCheckpointPart(directory, ranks.rank(), s.boxes); });
+  return parallel::FromFirst(ranks, [&] { return writer->Commit(parts, s.state_json).string(); });
+}
+
+TrainingSnapshot TakeSnapshot(const model::LocalMixtral& m, const optim::AdamWOptimizer& optimizer,
+                              const quant::ScalingStates& scaling, const DataPosition& data,
+                              const RunConfig& config) {
   std::vector<io::CheckpointBox> boxes;
   for (const auto& s : optimizer.State()) {
     if (s.counted && s.tensor.numel() > 0)
@@ -118,8 +127,7 @@ fs::path SaveTrainingState(const fs::path& root, const model::LocalMixtral& m,
   state["dtype"] = dtype;
   state["model"] = json::parse(model::ToJson(m.model.config(), dtype));
   state["config"] = ToYaml(config);
-  if (m.mesh == nullptr) return io::SaveCheckpoint(root, optimizer.step(), boxes, state.dump());
-  return SaveTogether(root, m.mesh->world(), optimizer.step(), boxes, state.dump());
+  return {optimizer.step(), std::move(boxes), state.dump()};
 }
 
 DataPosition RestoreTrainingState(const fs::path& path, model::LocalMixtral& m,

@@ -8,7 +8,9 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "cistron/comm/communicator.h"
 #include "cistron/data/stream.h"
 #include "cistron/io/checkpoint.h"
 #include "cistron/model/hugging_face.h"
@@ -29,14 +31,24 @@ struct DataPosition {
   std::uint64_t fingerprint = 0;  // of the corpus
 };
 
-// Saves as root/step-NNNNNNNN and returns its path; throws kIo, leaving nothing half-written. With
-// several ranks all call it and each writes what it holds, into one checkpoint, which any layout of
-// ranks restores.
-std::filesystem::path SaveTrainingState(const std::filesystem::path& root,
-                                        const model::LocalMixtral& m,
-                                        const optim::AdamWOptimizer& optimizer,
-                                        const quant::ScalingStates& scaling,
-                                        const DataPosition& data, const RunConfig& config);
+// What this rank has of a checkpoint.
+struct TrainingSnapshot {
+  std::int64_t step = 0;
+  std::vector<io::CheckpointBox> boxes;
+  std::string state_json;
+
+  // The same values in host memory of their own, which stay when training goes on.
+  TrainingSnapshot Copy() const;
+};
+// The state as it is; its boxes share memory with it.
+TrainingSnapshot TakeSnapshot(const model::LocalMixtral& m, const optim::AdamWOptimizer& optimizer,
+                              const quant::ScalingStates& scaling, const DataPosition& data,
+                              const RunConfig& config);
+// Saves as root/step-NNNNNNNN and returns its path; throws kIo, leaving nothing half-written. All
+// ranks call it and each writes what it holds, into one checkpoint, which any layout of ranks
+// restores.
+std::filesystem::path WriteSnapshot(const std::filesystem::path& root,
+                                    const TrainingSnapshot& snapshot, comm::Communicator& ranks);
 
 // Restores weights, masters, moments, scaling states and the step, this rank's part of each;
 // returns the data position. Does not communicate. Throws kBadInput when the checkpoint is of
