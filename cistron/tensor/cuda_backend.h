@@ -28,7 +28,7 @@ std::string Describe();
 // 10 · major + minor of the device that was required last; 0 before.
 int ComputeCapability();
 // Throws kUnsupported, saying what was found and what is needed, unless device `index` can be used;
-// makes it the calling thread's.
+// makes it the calling thread's, and where page-locked memory is made.
 void RequireDevice(int index);
 
 // Memory in the order of MainStream: a block that is freed may be given out again at once, because

@@ -59,7 +59,8 @@ class Graph {
   std::int64_t nodes_ = 0;
 };
 
-// Memory of the host from which devices copy without making anyone wait.
+// Memory of the host from which devices copy without making anyone wait; made by the device that
+// was required last, whichever thread asks.
 Allocator& PinnedAllocator();
 
 // Queues a copy on the main stream and does not wait: memory of the host must be pinned, and left

@@ -16,6 +16,7 @@ namespace {
 constexpr int kMaxDevices = 64;
 
 std::atomic<int> capability{0};
+std::atomic<int> required{0};  // the device that was required last
 
 // Stream and allocator of a device, made at first use. They live until the process ends: tensors in
 // static storage may outlive any order of destruction.
@@ -99,6 +100,17 @@ void RequireDevice(int index) {
                 kMaxDevices);
   Check(cudaSetDevice(index), "cudaSetDevice");
   capability = 10 * facts.major + facts.minor;
+  required = index;
+}
+
+void* AllocatePinned(std::size_t bytes) {
+  // A thread of its own begins on device 0, where the call would make a context for another GPU's
+  // process.
+  cudaSetDevice(required);
+  void* block = nullptr;
+  if (cudaMallocHost(&block, bytes) == cudaSuccess) return block;
+  cudaGetLastError();  // not sticky: forget it
+  return nullptr;
 }
 
 Allocator& DeviceAllocator(int index) {
@@ -111,13 +123,8 @@ Stream MainStream(int index) {
 
 HostMemory PinnedHostMemory() {
   // Blocks are aligned to pages.
-  const auto allocate = [](std::size_t, std::size_t bytes) -> void* {
-    void* block = nullptr;
-    if (cudaMallocHost(&block, bytes) == cudaSuccess) return block;
-    cudaGetLastError();  // not sticky: forget it
-    return nullptr;
-  };
-  return {allocate, [](void* block) { cudaFreeHost(block); }};
+  return {[](std::size_t, std::size_t bytes) { return AllocatePinned(bytes); },
+          [](void* block) { cudaFreeHost(block); }};
 }
 
 void Copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) {

@@ -48,13 +48,7 @@ class PinnedBlocks final : public Allocator {
 
  private:
   mutable std::mutex mutex_;
-  BlockCache cache_{{[](std::size_t bytes) -> void* {
-                       void* segment = nullptr;
-                       if (cudaMallocHost(&segment, bytes) == cudaSuccess) return segment;
-                       cudaGetLastError();
-                       return nullptr;
-                     },
-                     [](void* segment) { cudaFreeHost(segment); }}};
+  BlockCache cache_{{AllocatePinned, [](void* segment) { cudaFreeHost(segment); }}};
   AllocatorStats stats_;
 };
 

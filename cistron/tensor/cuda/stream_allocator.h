@@ -12,6 +12,8 @@ namespace cistron::cuda {
 
 // Segments from the driver, of the current device.
 BlockCache::Source DeviceSegments();
+// Page-locked memory of the host, by the device that was required last; null where there is none.
+void* AllocatePinned(std::size_t bytes);
 
 // Blocks kept for reuse. All work of a device is in the order of its main stream, so a block that
 // is freed may be given out at once: what is queued for its new owner runs after what is queued
