@@ -33,6 +33,19 @@ if(CISTRON_CUDA)
   else()
     message(STATUS "cuDNN: left out, scripts/setup_cuda.sh takes the headers of cudnn-frontend")
   endif()
+
+  # NCCL's header, for ranks with a GPU each (cistron/comm/nccl). The library is loaded at run time, never linked.
+  option(CISTRON_NCCL "Build the NCCL transport where NCCL's header is found" ON)
+  if(CISTRON_NCCL)
+    find_path(CISTRON_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  else()
+    unset(CISTRON_NCCL_INCLUDE CACHE)
+  endif()
+  if(CISTRON_NCCL_INCLUDE)
+    message(STATUS "NCCL: header in ${CISTRON_NCCL_INCLUDE}")
+  else()
+    message(STATUS "NCCL: left out, no header was found; several ranks train on CPUs alone")
+  endif()
 endif()
 
 # cistron_cudnn_sources(TARGET SOURCES … STUB …): sources that include cudnn-frontend, or what stands in for them.

@@ -4,6 +4,8 @@
 #include "apps/cistron/commands.h"
 #include "apps/cistron/machine.h"
 #include "cistron/base/env.h"
+#include "cistron/comm/mpi/mpi.h"
+#include "cistron/comm/nccl/nccl.h"
 #include "cistron/ops/instruction_set.h"
 #include "cistron/ops/support_matrix.h"
 #include "cistron/tensor/cuda_backend.h"
@@ -34,6 +36,8 @@ class InfoCommand final : public Command {
     line("kernels", ops::InstructionSetInUse());
     line("CUDA", cuda::Describe());
     for (const std::string& device : DeviceTexts()) line("device", device);
+    line("MPI", comm::mpi::Describe());
+    line("NCCL", comm::nccl::Describe());
     line("precisions", "fp32, bf16, fp8_delayed, fp8_current, fp8_block, mxfp8");
     for (const char* variable : {"OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT",
                                  "CISTRON_IMPL", "CISTRON_ISA", "CISTRON_CONFIG_PATH"}) {

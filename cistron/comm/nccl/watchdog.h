@@ -1,0 +1,86 @@
+// A thread that notices operations of NCCL that fail or do not end.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cistron/base/error.h"
+
+namespace cistron::comm::nccl {
+
+// An event of the driver, without timing.
+class EventHandle {
+ public:
+  EventHandle();
+  ~EventHandle();
+  EventHandle(const EventHandle&) = delete;
+  EventHandle& operator=(const EventHandle&) = delete;
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class Watchdog {
+ public:
+  using Clock = std::chrono::steady_clock;
+  struct Operation {
+    std::string text;
+    Clock::time_point began;
+    std::shared_ptr<EventHandle> ended;  // null until it is queued
+  };
+  // What is known of one communicator.
+  class Subject {
+   public:
+    // `who`: how messages begin. The communicator of NCCL is told once there is one.
+    explicit Subject(std::string who) : who_(std::move(who)) {}
+
+   private:
+    friend class Watchdog;
+    const std::string who_;
+    ncclComm_t comm_ = nullptr;
+    std::deque<Operation> operations_;  // in the order of the calls
+    std::string last_finished_ = "none";
+  };
+
+  // `device`: where the operations run. The thread begins with the first operation.
+  Watchdog(int device, std::chrono::milliseconds limit,
+           std::function<void(const Error&)> on_failure)
+      : device_(device), limit_(limit), on_failure_(std::move(on_failure)) {}
+  ~Watchdog();
+
+  std::shared_ptr<Subject> Add(std::string who);
+  void SetComm(Subject& subject, ncclComm_t comm);
+  // An operation is about to be queued; it has been, and `ended` follows it on its stream.
+  void Begin(Subject& subject, std::string text);
+  void Queued(Subject& subject, std::shared_ptr<EventHandle> ended);
+  // The subject's communicator is about to be destroyed.
+  void Remove(Subject& subject);
+
+ private:
+  void Loop();
+  // The message of a failure; empty where there is none. Under the lock.
+  std::string Look(Subject& subject);
+
+  const int device_;
+  const std::chrono::milliseconds limit_;
+  const std::function<void(const Error&)> on_failure_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<Subject>> subjects_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace cistron::comm::nccl
