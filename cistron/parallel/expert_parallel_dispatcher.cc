@@ -26,13 +26,14 @@ Tensor EmptyRows(const ops::Context& ctx, const Tensor& x, std::int64_t rows) {
 }
 
 // counts[s·L + e]: rows that sender s has for this rank's expert e. The map that sorts them by
-// expert, stably.
-ops::RowMap SortByExpert(std::span<const std::int64_t> counts, std::int64_t senders,
-                         std::int64_t experts, std::int64_t rows) {
+// expert, stably; made on the host, and placed where the context's kernels read it.
+ops::RowMap SortByExpert(const ops::Context& ctx, std::span<const std::int64_t> counts,
+                         std::int64_t senders, std::int64_t experts, std::int64_t rows) {
   ops::RowMap map;
   map.split_sizes = Tensor::Zeros({experts}, DType::kI64);
-  map.row_of_slot = Tensor::Empty({rows}, DType::kI32);
-  map.slot_of_row = Tensor::Empty({rows}, DType::kI32);
+  const Tensor both = Tensor::Empty({2, rows}, DType::kI32);
+  map.row_of_slot = both.Select(0);
+  map.slot_of_row = both.Select(1);
   map.top_k = 1;
   std::vector<std::int64_t> begin(counts.size());  // where each (sender, expert) was received
   std::exclusive_scan(counts.begin(), counts.end(), begin.begin(), std::int64_t{0});
@@ -51,7 +52,9 @@ ops::RowMap SortByExpert(std::span<const std::int64_t> counts, std::int64_t send
       }
     }
   }
-  return map;
+  if (ctx.device().type == DeviceType::kCpu) return map;
+  const Tensor placed = ctx.Place(both);
+  return {ctx.Place(map.split_sizes), placed.Select(0), placed.Select(1), 1};
 }
 
 }  // namespace
@@ -93,8 +96,14 @@ nn::TokenDispatcher::Dispatched ExpertParallelDispatcher::Dispatch(const ops::Co
   e->tokens = x.dim(0);
 
   const std::vector<std::int64_t> each(static_cast<std::size_t>(ranks), local_experts);
-  const Tensor counts = Tensor::Empty({num_experts_}, DType::kI64);
-  mesh_.expert_group().AllToAll(e->map.split_sizes, each, counts, each);
+  // What this rank sends, and what it receives. A GPU's host reads both here, and waits: once a
+  // layer, since backward knows them.
+  const Tensor counts = ctx.Empty({2, num_experts_}, DType::kI64);
+  CopyTo(e->map.split_sizes, counts.Select(0));
+  mesh_.expert_group().AllToAll(counts.Select(0), each, counts.Select(1), each);
+  const Tensor known = counts.ToHost();
+  const auto sent_counts = known.Select(0).span<std::int64_t>();
+  const auto received_counts = known.Select(1).span<std::int64_t>();
   const auto sum_by_rank = [&](std::span<const std::int64_t> of) {
     std::vector<std::int64_t> sums;
     for (auto at = of.begin(); at != of.end(); at += local_experts) {
@@ -102,12 +111,12 @@ nn::TokenDispatcher::Dispatched ExpertParallelDispatcher::Dispatch(const ops::Co
     }
     return sums;
   };
-  e->send_counts = sum_by_rank(e->map.split_sizes.span<std::int64_t>());
-  e->receive_counts = sum_by_rank(counts.span<std::int64_t>());
+  e->send_counts = sum_by_rank(sent_counts);
+  e->receive_counts = sum_by_rank(received_counts);
   e->sent_rows = std::accumulate(e->send_counts.begin(), e->send_counts.end(), std::int64_t{0});
   e->received_rows =
       std::accumulate(e->receive_counts.begin(), e->receive_counts.end(), std::int64_t{0});
-  e->local = SortByExpert(counts.span<std::int64_t>(), ranks, local_experts, e->received_rows);
+  e->local = SortByExpert(ctx, received_counts, ranks, local_experts, e->received_rows);
 
   const Tensor sent = EmptyRows(ctx, x, e->sent_rows);
   ops::Permute(ctx, e->map, x, ops::Write(sent));

@@ -1,9 +1,9 @@
 #include "cistron/parallel/rank_sums.h"
 
-#include <cstring>
 #include <vector>
 
 #include "cistron/base/error.h"
+#include "cistron/tensor/cuda_backend.h"
 
 namespace cistron::parallel {
 namespace {
@@ -14,23 +14,28 @@ void SumTogether(comm::Communicator& ranks, std::span<const Tensor> tensors, DTy
   std::int64_t numel = 0;
   for (const Tensor& t : tensors) {
     if (t.dtype() != dtype) continue;
-    CISTRON_CHECK(t.IsContiguous() && OnHost(t),
-                  "sum over ranks: tensors must be contiguous in host memory, not {}", Describe(t));
+    CISTRON_CHECK(t.IsContiguous(), "sum over ranks: {} is not contiguous", Describe(t));
+    CISTRON_CHECK(chosen.empty() || t.device() == chosen.front().device(),
+                  "sum over ranks: {} is on {}, those before it on {}", Describe(t),
+                  ToString(t.device()), ToString(chosen.front().device()));
     chosen.push_back(t);
     numel += t.numel();
   }
   if (numel == 0) return;
   if (chosen.size() == 1) return ranks.AllReduce(chosen.front(), comm::ReduceOp::kSum);
-  const Tensor packed = Tensor::Empty({numel}, dtype);
+  const Device device = chosen.front().device();
+  const Tensor packed = Tensor::Empty(
+      {numel}, dtype,
+      device.type == DeviceType::kCpu ? CpuAllocator() : cuda::DeviceAllocator(device.index));
   std::int64_t at = 0;
   for (const Tensor& t : chosen) {
-    std::memcpy(packed.Slice(0, at, t.numel()).raw(), t.raw(), static_cast<std::size_t>(t.bytes()));
+    CopyTo(t.Reshape({t.numel()}), packed.Slice(0, at, t.numel()));
     at += t.numel();
   }
   ranks.AllReduce(packed, comm::ReduceOp::kSum);
   at = 0;
   for (const Tensor& t : chosen) {
-    std::memcpy(t.raw(), packed.Slice(0, at, t.numel()).raw(), static_cast<std::size_t>(t.bytes()));
+    CopyTo(packed.Slice(0, at, t.numel()), t.Reshape({t.numel()}));
     at += t.numel();
   }
 }

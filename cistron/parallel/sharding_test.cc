@@ -134,6 +134,7 @@ TEST(GradientTransfers, ReducesBehindAndRefusesMoreMicroBatchesThanAnnounced) {
       const ops::Output out = store.GradientOutput(id);
       float* g = out.tensor.data<float>();
       for (int i = 0; i < 8; ++i) g[i] = value + (out.mode == ops::WriteMode::kWrite ? 0 : g[i]);
+      store.OfferSquareSums(id, Tensor::Scalar(8 * value * value));  // of this rank's gradient
       store.GradientsWritten();
     };
     for (int step = 0; step < 3; ++step) {
@@ -145,6 +146,7 @@ TEST(GradientTransfers, ReducesBehindAndRefusesMoreMicroBatchesThanAnnounced) {
       }
       store.FinishGradients();
       EXPECT_EQ(store.parameters()[0].grad.data<float>()[0], 6);
+      EXPECT_FALSE(store.parameters()[0].square_sums) << "the norm would be of one rank's gradient";
       store.ZeroGradients();
     }
   });
