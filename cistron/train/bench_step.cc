@@ -135,7 +135,8 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
   CISTRON_CHECK(masters || options.precision == Precision::kBf16,
                 "bench: states in bf16 without masters are for bf16, not {}",
                 Name(options.precision));
-  model::LocalMixtral m(ctx, shape.model, ModelDType(options.precision), masters);
+  model::LocalMixtral m(ctx, shape.model, ModelDType(options.precision), masters, options.mesh,
+                        options.sharded);
   const std::int64_t rows = options.micro_rows > 0 ? options.micro_rows : shape.batch;
   if (!masters && rows >= shape.batch) m.store.SetGradientDType(DType::kBF16);
   m.model.SetRecompute(options.recompute);
@@ -149,9 +150,15 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
        .decay_all = true});
   data::BatchTotals totals;
   std::vector<data::Batch> micro;
+  const std::int64_t ranks = options.mesh == nullptr ? 1 : options.mesh->size();
+  const std::int64_t first_row = options.mesh == nullptr ? 0 : options.mesh->rank() * shape.batch;
   for (std::int64_t row = 0; row < shape.batch; row += rows) {
-    micro.push_back(RandomBatch(shape, row, std::min(rows, shape.batch - row), totals));
+    micro.push_back(RandomBatch(shape, first_row + row, std::min(rows, shape.batch - row), totals));
   }
+  // All ranks have as many rows, whose labels have the same weights.
+  totals.weight_sum *= static_cast<double>(ranks);
+  totals.tokens *= ranks;
+  totals.rows *= ranks;
   quant::ScalingStates scaling;
   const quant::Autocast autocast(MakeRecipe(options.precision, {}), {.states = &scaling});
   std::vector<double> ms;

@@ -8,6 +8,7 @@
 
 #include "cistron/model/mixtral_config.h"
 #include "cistron/ops/context.h"
+#include "cistron/parallel/mesh.h"
 #include "cistron/tensor/kernel_trace.h"
 #include "cistron/train/memory_plan.h"
 #include "cistron/train/precision.h"
@@ -37,6 +38,9 @@ struct BenchOptions {
   // not.
   cuda::KernelTrace* trace = nullptr;
   bool profile = false;  // one step more, op by op
+  // Of several ranks that train the shape together, each on a batch of its own; parameters sharded.
+  const parallel::Mesh* mesh = nullptr;
+  bool sharded = false;
 };
 // "none", "moe" or "layer".
 model::Recompute ParseRecompute(const std::string& name);
@@ -45,7 +49,7 @@ MemoryProblem MemoryProblemOf(const BenchShape& shape, const BenchOptions& optio
                               DeviceType device);
 
 struct BenchResult {
-  double tokens_per_s = 0;  // of the median step
+  double tokens_per_s = 0;  // of the median step; one rank's
   double ms = 0;            // median step
   double fastest_ms = 0;
   std::int64_t device_peak_mib = 0;  // of tensors on a GPU

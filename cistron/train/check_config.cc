@@ -7,6 +7,7 @@
 
 #include "cistron/base/error.h"
 #include "cistron/base/text.h"
+#include "cistron/comm/nccl/nccl.h"
 #include "cistron/model/hugging_face.h"
 #include "cistron/tensor/cuda_backend.h"
 #include "cistron/train/config_schema.h"
@@ -97,11 +98,15 @@ void CheckRanks(const LoadedConfig& loaded) {
 void CheckDevices(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   if (c.device != DeviceChoice::kCuda) return;
-  if (c.Ranks() > 1) {
-    CISTRON_THROW(kUnsupported, "{}: {} ranks on GPUs; this version runs many ranks on CPUs alone",
+  if (c.Ranks() > 1 && !comm::nccl::IsBuilt()) {
+    CISTRON_THROW(kUnsupported,
+                  "{}: {} ranks on GPUs exchange by NCCL, which this build has not: install its "
+                  "header (Debian: libnccl-dev), configure with -DCISTRON_CUDA=ON and build again, "
+                  "or train on one GPU or on CPUs",
                   loaded.Where(c.parallel.ep > 1 ? "parallel.ep" : "parallel.dp"), c.Ranks());
   }
-  cuda::RequireDevice(0);
+  // Which GPU a rank of several has is known once they can talk.
+  if (c.Ranks() == 1) cuda::RequireDevice(0);
 }
 
 // "model.layers.3.mlp.gate.weight" with the number replaced by N: what all layers have.

@@ -138,6 +138,10 @@ void StepRunner::Run(const StepInputs& inputs) {
 std::string StepRunner::WhyNotCaptured() const {
   const quant::Autocast* scope = quant::Autocast::Current();
   if (options_.graph == CudaGraph::kOff) return "not captured: train.cuda_graph=off";
+  if (m_.mesh != nullptr && m_.mesh->size() > 1) {
+    return fmt::format("not captured: the host of each of {} ranks reads how many rows travel",
+                       m_.mesh->size());
+  }
   if (scope != nullptr && quant::Quantizes(scope->recipe())) {
     return fmt::format("not captured: {} keeps state on the host", quant::Name(scope->recipe()));
   }

@@ -14,6 +14,7 @@
 
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
+#include "cistron/comm/nccl/nccl.h"
 #include "cistron/comm/self.h"
 #include "cistron/data/read_ahead.h"
 #include "cistron/io/checkpoint.h"
@@ -119,15 +120,14 @@ std::string FirstDifference(const std::string& a, const std::string& b) {
 
 class Trainer {
  public:
-  // On every rank of the mesh, with the same configuration.
-  Trainer(const LoadedConfig& loaded, const TrainHooks& hooks, const parallel::Mesh& mesh)
+  // On every rank of the mesh, with the same configuration; `device` is this rank's.
+  Trainer(const LoadedConfig& loaded, const TrainHooks& hooks, const parallel::Mesh& mesh,
+          Device device)
       : config_(loaded.config),
         hooks_(hooks),
         mesh_(mesh),
-        profile_(config_.ComputeDevice()),
-        ctx_(ops::Context(config_.ComputeDevice())
-                 .WithStrict(config_.strict)
-                 .WithRecorder(&profile_)),
+        profile_(device),
+        ctx_(ops::Context(device).WithStrict(config_.strict).WithRecorder(&profile_)),
         corpus_(data::Corpus::Open(DataOf(config_))),
         model_(ctx_, ModelOf(config_), ModelDType(config_.precision), config_.HasMasters(), &mesh,
                config_.parallel.shard == Sharding::kFull),
@@ -283,15 +283,15 @@ class Trainer {
   }
 
   std::string DeviceText() const {
+    const std::string ranks =
+        mesh_.size() == 1
+            ? ""
+            : fmt::format("{} ranks ({}, parallel.dp={} parallel.ep={}) of ", mesh_.size(),
+                          mesh_.world().transport(), mesh_.dp(), mesh_.ep());
     if (ctx_.device().type == DeviceType::kCpu) {
-      const std::string ranks =
-          mesh_.size() == 1
-              ? ""
-              : fmt::format("{} ranks ({}, parallel.dp={} parallel.ep={}) of ", mesh_.size(),
-                            mesh_.world().transport(), mesh_.dp(), mesh_.ep());
       return fmt::format("{}{} thread{}", ranks, NumThreads(), NumThreads() == 1 ? "" : "s");
     }
-    return cuda::Devices().at(static_cast<std::size_t>(ctx_.device().index)).name;
+    return ranks + cuda::Devices().at(static_cast<std::size_t>(ctx_.device().index)).name;
   }
 
   // Steps to the end; false when a stop was asked for before it.
@@ -651,6 +651,24 @@ void CheckAlike(const LoadedConfig& loaded, const std::string& version, comm::Co
   }
 }
 
+// Of ranks with a GPU each: `device` becomes this rank's, and the result moves tensors of it.
+std::unique_ptr<comm::Communicator> ConnectDevices(comm::Communicator& ranks, Device& device,
+                                                   std::chrono::seconds limit) {
+  if (ranks.transport() == "inproc") {
+    throw parallel::SharedError(
+        ErrorCode::kUnsupported,
+        fmt::format("device=cuda: ranks on GPUs are processes, not threads of one; start the run "
+                    "with `mpirun -np {} cistron train …`",
+                    ranks.size()));
+  }
+  device = comm::nccl::DeviceOfRank(ranks);
+  parallel::FromAll(ranks, [&] {
+    cuda::RequireDevice(device.index);
+    return std::string();
+  });
+  return comm::nccl::Connect(ranks, device, {.communicator = {.limit = limit}});
+}
+
 }  // namespace
 
 TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks, comm::Communicator* ranks) {
@@ -659,6 +677,8 @@ TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks, comm::Co
     return Train(loaded, hooks, alone.get());
   }
   const RunConfig& config = loaded.config;
+  Device device = config.ComputeDevice();
+  std::unique_ptr<comm::Communicator> gpus;
   std::optional<parallel::Mesh> mesh;
   std::optional<Trainer> trainer;
   try {
@@ -672,11 +692,15 @@ TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks, comm::Co
       parallel::Mesh::Check(ranks->size(), dp, ep, config.model.num_local_experts);
       return std::string();
     });
+    if (device.type == DeviceType::kCuda && ranks->size() > 1) {
+      gpus = ConnectDevices(*ranks, device, std::chrono::seconds(config.parallel.timeout));
+      ranks = gpus.get();
+    }
     mesh.emplace(*ranks, dp, ep, config.model.num_local_experts);
     parallel::FromAll(*ranks, [&] {
       if (config.threads > 0 && ranks->size() == 1) SetNumThreads(static_cast<int>(config.threads));
       CheckMemory(MemoryProblemOf(config));
-      trainer.emplace(loaded, hooks, *mesh);
+      trainer.emplace(loaded, hooks, *mesh, device);
       return std::string();
     });
     trainer->Open(loaded);
