@@ -141,8 +141,7 @@ TEST(Watchdog, NamesRankOperationAndTheOneThatFinishedLast) {
   LetEventsEnd(true);
   EXPECT_THAT(message, ::testing::StartsWith("comm: rank 0 of 2 in 'world' (nccl): operation 2, "
                                              "all_reduce sum of 5 f32: not ended after 0."));
-  EXPECT_THAT(message,
-              ::testing::HasSubstr("finished last: operation 1, all_reduce sum of 4 f32"));
+  EXPECT_THAT(message, ::testing::HasSubstr("finished last: operation 1, all_reduce sum of 4 f32"));
 }
 
 }  // namespace

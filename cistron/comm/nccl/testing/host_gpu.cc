@@ -287,8 +287,8 @@ void Check(ncclResult_t status, const char* what) {
   if (status != ncclSuccess) CISTRON_THROW(kInternal, "nccl: {} failed", what);
 }
 
-void ReduceRanks(ReduceOp reduce, DType dtype, const RankParts& parts, std::int64_t count, void* out,
-                 cudaStream_t) {
+void ReduceRanks(ReduceOp reduce, DType dtype, const RankParts& parts, std::int64_t count,
+                 void* out, cudaStream_t) {
   std::vector<const std::byte*> sources;
   const auto element = static_cast<std::int64_t>(SizeOf(dtype));
   for (int r = 0; r < parts.ranks; ++r) {
