@@ -2,18 +2,21 @@
 // engine (TMA), clusters and register budgets. hopper_wgmma.cuh has the matrix product.
 //
 // One function an instruction, named after it; the PTX ISA has the rules. Shared-memory addresses
-// are 32-bit offsets in the shared window (SharedAddress).
+// are those of shared_memory.cuh.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
+#include "cistron/ops/cuda/shared_memory.cuh"
+
 namespace cistron::hopper {
 
-__device__ __forceinline__ std::uint32_t SharedAddress(const void* p) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
-}
+using shared_memory::CopyAsync16;
+using shared_memory::CopyAsync4;
+using shared_memory::SharedAddress;
+using shared_memory::WaitCopies;
 
 // ---- clusters ----
 
@@ -34,17 +37,6 @@ __device__ __forceinline__ std::uint32_t MapToRank(std::uint32_t address, std::u
   std::uint32_t mapped;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
-}
-
-// ---- dependent launches ----
-
-// Waits until the kernels before this one in the stream have finished and their writes are visible.
-__device__ __forceinline__ void WaitForPrecedingKernels() {
-  asm volatile("griddepcontrol.wait;\n" ::: "memory");
-}
-// Lets the next kernel's blocks start where this one's have ended.
-__device__ __forceinline__ void LaunchDependents() {
-  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 }
 
 // ---- mbarrier ----
@@ -166,25 +158,6 @@ __device__ __forceinline__ void TmaWaitRead() {
 // Waits until this thread's stores are done.
 __device__ __forceinline__ void TmaWaitAll() {
   asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
-}
-
-// ---- copies by threads, asynchronous ----
-
-// 16 bytes, or 4, to shared memory; zeros where there is nothing to copy. Seen by this thread alone
-// after CopyAsyncWait.
-__device__ __forceinline__ void CopyAsync16(std::uint32_t shared, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(from),
-               "r"(there ? 16 : 0)
-               : "memory");
-}
-__device__ __forceinline__ void CopyAsync4(std::uint32_t shared, const void* from, bool there) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared), "l"(from),
-               "r"(there ? 4 : 0)
-               : "memory");
-}
-// Until all of this thread's copies are there.
-__device__ __forceinline__ void CopyAsyncWait() {
-  asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
 
 // ---- ordinary shared memory ----

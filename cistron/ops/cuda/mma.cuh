@@ -1,9 +1,8 @@
 // Instructions of compute capability 8.0 and later that CUDA C++ has no names for: the warp's
-// matrix product of bf16, its fragments from shared memory, and copies that do not wait.
+// matrix product of bf16 and its fragments from shared memory.
 //
-// One function an instruction; the PTX ISA has the rules ("mma.m16n8k16", "ldmatrix",
-// "cp.async"). Shared-memory addresses are 32-bit offsets in the shared window. Lane l of a warp
-// has, with g = l / 4 and t = l % 4:
+// One function an instruction; the PTX ISA has the rules ("mma.m16n8k16", "ldmatrix"). Lane l of a
+// warp has, with g = l / 4 and t = l % 4:
 //   of a result 16 × 8:    rows g (0, 1) and g + 8 (2, 3), columns 2t and 2t + 1;
 //   of operand a 16 × 16:  rows g, g + 8, g, g + 8; columns 2t, 2t + 1 (0, 1) and those + 8 (2, 3);
 //   of operand b 16 × 8:   column g; rows 2t, 2t + 1 (0) and those + 8 (1).
@@ -11,11 +10,14 @@
 
 #include <cstdint>
 
+#include "cistron/ops/cuda/shared_memory.cuh"
+
 namespace cistron::mma {
 
-__device__ __forceinline__ std::uint32_t SharedAddress(const void* p) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
-}
+using shared_memory::CopyAsync16;
+using shared_memory::CopyAsync4;
+using shared_memory::SharedAddress;
+using shared_memory::WaitCopies;
 
 // ---- matrices
 
@@ -49,24 +51,6 @@ __device__ __forceinline__ std::uint32_t PackBf16(float low, float high) {
   std::uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
-}
-
-// ---- copies from global to shared memory
-
-// 16 bytes, or zeros where `there` is false: nothing is read then.
-__device__ __forceinline__ void CopyAsync16(std::uint32_t to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0)
-               : "memory");
-}
-__device__ __forceinline__ void CopyAsync4(std::uint32_t to, const void* from, bool there) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from),
-               "r"(there ? 4 : 0)
-               : "memory");
-}
-// Waits until all of this thread's copies are in shared memory; a barrier shows them to others.
-__device__ __forceinline__ void WaitCopies() {
-  asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
 
 // ---- numbers

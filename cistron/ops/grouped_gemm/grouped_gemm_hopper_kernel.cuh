@@ -26,6 +26,7 @@
 // docs/performance-notes.md has what was tried and measured.
 #pragma once
 
+#include "cistron/ops/cuda/dependent_launch.cuh"
 #include "cistron/ops/cuda/hopper_ptx.cuh"
 #include "cistron/ops/cuda/hopper_wgmma.cuh"
 #include "cistron/ops/grouped_gemm/grouped_gemm_hopper_store.cuh"
@@ -273,8 +274,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(T::kThreads, 
     hopper::FenceBarrierInit();
   }
   hopper::ClusterSync();
-  hopper::LaunchDependents();
-  hopper::WaitForPrecedingKernels();
+  internal::LetNextKernelStart();
+  internal::WaitForKernelBefore();
 
   const int warpgroup = static_cast<int>(threadIdx.x) / kConsumerThreads;
   if (warpgroup == 2) {

@@ -262,7 +262,7 @@ class SwiGluBackwardFinish : FinishBase<T, 8> {
     reads_ahead_ = has_ahead;
     this->ForEachSweep(tile, [&](int sweep) {
       uint4 gates[Base::kStrips], ups[Base::kStrips], dacts[Base::kStrips], acts[Base::kStrips];
-      hopper::CopyAsyncWait();
+      hopper::WaitCopies();
       const float scale = to.row_scale == nullptr
                               ? 1
                               : __int_as_float(hopper::LoadSharedInt(this->shared_.ScaleAhead()));

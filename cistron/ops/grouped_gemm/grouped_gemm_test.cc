@@ -171,7 +171,7 @@ TEST(GroupedGemm, CasesAgreeWithExactProducts) {
 
 // The kernel of compute capability 9.0 takes bf16 in rows of whole vectors: every case with its
 // widths rounded up to them, and cases of several tiles.
-TEST(GroupedGemm, HopperCasesAgreeWithExactProducts) {
+std::vector<GroupedGemmCase> HopperCases() {
   std::vector<GroupedGemmCase> cases = GroupedGemmCases();
   for (GroupedGemmCase& test : cases) {
     test.n = (test.n + 7) / 8 * 8;
@@ -179,6 +179,11 @@ TEST(GroupedGemm, HopperCasesAgreeWithExactProducts) {
   }
   cases.push_back({"several tiles", {130, 0, 300, 1, 513}, 264, 520, 7});
   cases.push_back({"many experts", std::vector<std::int64_t>(128, 3), 72, 136, 5});
+  return cases;
+}
+
+TEST(GroupedGemm, HopperCasesAgreeWithExactProducts) {
+  std::vector<GroupedGemmCase> cases = HopperCases();
   std::vector<std::int64_t> most(512);
   for (std::size_t e = 0; e < most.size(); ++e) most[e] = static_cast<std::int64_t>(e * 7 % 5);
   cases.push_back({"512 experts", most, 24, 16, 5});
@@ -213,13 +218,7 @@ double SumOfSquares(const Tensor& c) {
 // What is stored is what GroupedGemmWgrad stores; the squares' sum is within the bound that the
 // header states, and twice the same, for poisoned sums as well as for results of any shape.
 TEST(GroupedGemm, WeightGradientsWithSquares) {
-  std::vector<GroupedGemmCase> cases = GroupedGemmCases();
-  for (GroupedGemmCase& test : cases) {
-    test.n = (test.n + 7) / 8 * 8;
-    test.k = (test.k + 7) / 8 * 8;
-  }
-  cases.push_back({"several tiles", {130, 0, 300, 1, 513}, 264, 520, 7});
-  cases.push_back({"many experts", std::vector<std::int64_t>(128, 3), 72, 136, 5});
+  std::vector<GroupedGemmCase> cases = HopperCases();
   cases.push_back({"no rows", {0, 0}, 40, 48, 0});
   int checked = 0;
   for (const GroupedGemmImpl& impl : testing::RunnableImplementations(GroupedGemmImpls())) {
