@@ -602,7 +602,11 @@ class Trainer {
       return model::SaveHuggingFace(paths.final_model(), model_.model.config(),
                                     ExportWeights(model_.store), options);
     }
-    ExportCheckpoint(*io::NewestGoodCheckpoint(paths.checkpoints()), paths.final_model(), options);
+    // The last one itself, read once: what is damaged is an error, an older one another model.
+    const std::vector<fs::path> saved = io::ListCheckpoints(paths.checkpoints());
+    CISTRON_INVARIANT(!saved.empty(), "{}: the last checkpoint is gone",
+                      paths.checkpoints().string());
+    ExportCheckpoint(saved.back(), paths.final_model(), options);
   }
 
   RunConfig config_;
