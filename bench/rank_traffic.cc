@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cistron/train/measure_ranks.h"
+#include "cistron/train/value_range.h"
 
 namespace cistron::train {
 namespace {
@@ -39,25 +40,12 @@ StepProblem Problem(std::int64_t dp, std::int64_t ep) {
   return s;
 }
 
-struct Range {
-  double least = 1e300, sum = 0, most = 0;
-  std::int64_t count = 0;
-
-  void Add(double value) {
-    least = std::min(least, value);
-    most = std::max(most, value);
-    sum += value;
-    ++count;
-  }
-  double mean() const { return count == 0 ? 0 : sum / static_cast<double>(count); }
-};
-
 void Show(std::int64_t dp, std::int64_t ep) {
   const StepProblem s = Problem(dp, ep);
   const auto n = static_cast<std::size_t>(s.memory.Ranks());
   const MeasuredRanks one = MeasureRanks(s, 1), two = MeasureRanks(s, 2);
   // Pairs that share experts' rows, and pairs that only reduce.
-  Range within, beyond, memory;
+  ValueRange within, beyond, memory;
   for (std::size_t from = 0; from < n; ++from) {
     for (std::size_t to = 0; to < n; ++to) {
       if (from == to) continue;
@@ -82,10 +70,10 @@ void Show(std::int64_t dp, std::int64_t ep) {
       pairs > group_pairs ? sum_of_pair + experts / (pairs - group_pairs) : 0;
   const MemoryPlan plan = PlanMemory(s.memory);
   const auto planned = static_cast<double>(plan.peak_bytes - plan.Of(MemoryKind::kCommunication));
-  const auto line = [](const char* what, double expected, const Range& r, double unit) {
+  const auto line = [](const char* what, double expected, const ValueRange& r, double unit) {
     if (r.count == 0) return;
     fmt::print("  {:<36} {:>9.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>8.3f}\n", what, expected / unit,
-               r.mean() / unit, r.least / unit, r.most / unit, r.mean() / expected);
+               r.Mean() / unit, r.least / unit, r.most / unit, r.Mean() / expected);
   };
   fmt::print("dp {} ep {}\n  {:<36} {:>9} {:>9} {:>9} {:>9} {:>8}\n", dp, ep, "", "planned", "mean",
              "least", "most", "ratio");

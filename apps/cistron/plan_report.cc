@@ -10,6 +10,7 @@
 #include "cistron/base/error.h"
 #include "cistron/train/progress.h"
 #include "cistron/train/rank_simulation.h"
+#include "cistron/train/value_range.h"
 
 namespace cistron::app {
 namespace {
@@ -103,19 +104,6 @@ void PrintLayouts(const std::vector<PlannedLayout>& layouts) {
   }
 }
 
-struct Range {
-  double least = 1e300, sum = 0, most = 0;
-  std::int64_t count = 0;
-
-  void Add(double value) {
-    least = std::min(least, value);
-    most = std::max(most, value);
-    sum += value;
-    ++count;
-  }
-  double Mean() const { return sum / static_cast<double>(count); }
-};
-
 void PrintSimulation(const PlannedLayout& l, const train::Cluster& cluster) {
   const train::Simulation s = train::SimulateStep(l.problem, cluster);
   const train::StepTime plan = *train::PredictStep(s.problem, cluster);
@@ -126,7 +114,8 @@ void PrintSimulation(const PlannedLayout& l, const train::Cluster& cluster) {
     planned.within += c.bytes.within;
     planned.between += c.bytes.between;
   }
-  Range sent_within, sent_between, received_within, received_between, seconds, memory, rows;
+  train::ValueRange sent_within, sent_between, received_within, received_between, seconds, memory,
+      rows;
   for (const train::SimulatedRank& rank : s.ranks) {
     sent_within.Add(rank.sent.within);
     sent_between.Add(rank.sent.between);
@@ -140,7 +129,8 @@ void PrintSimulation(const PlannedLayout& l, const train::Cluster& cluster) {
       "simulated: {} ranks, a step of one micro-batch, message by message; nothing overlaps\n"
       "  {:<34} {:>10} {:>10} {:>10} {:>10}\n",
       s.ranks.size(), "", "planned", "mean", "least", "most");
-  const auto line = [](const char* what, double expected, const Range& r, const auto& text) {
+  const auto line = [](const char* what, double expected, const train::ValueRange& r,
+                       const auto& text) {
     fmt::print("  {:<34} {:>10} {:>10} {:>10} {:>10}\n", what, text(expected), text(r.Mean()),
                text(r.least), text(r.most));
   };

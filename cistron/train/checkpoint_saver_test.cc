@@ -28,33 +28,30 @@ void ExpectSameTensors(const fs::path& a, const fs::path& b) {
   }
 }
 
+// Of runs that saved each of their ten steps.
+void ExpectSameCheckpoints(const TinyRun& tiny, const std::string& got,
+                           const std::string& expected) {
+  const auto a = Checkpoints(tiny, got), b = Checkpoints(tiny, expected);
+  ASSERT_EQ(a.size(), 10u);
+  ASSERT_EQ(b.size(), 10u);
+  for (std::size_t i = 0; i < a.size(); ++i) ExpectSameTensors(a[i], b[i]);
+}
+
 TEST(CheckpointSaver, CheckpointsInTheBackgroundHoldTheirOwnStep) {
   TinyRun tiny("background");
   tiny.Train("waited", {"checkpoint.every=1"});
   tiny.Train("beside", {"checkpoint.every=1", "checkpoint.background=true"});
-  const auto waited = Checkpoints(tiny, "waited"), beside = Checkpoints(tiny, "beside");
-  ASSERT_EQ(waited.size(), 10u);
-  ASSERT_EQ(beside.size(), 10u);
-  for (std::size_t i = 0; i < waited.size(); ++i) ExpectSameTensors(waited[i], beside[i]);
+  ExpectSameCheckpoints(tiny, "beside", "waited");
 }
 
 TEST(CheckpointSaver, RanksWriteTogetherInTheBackground) {
   TinyRun tiny("background-ranks");
   for (const char* background : {"false", "true"}) {
-    const LoadedConfig loaded = tiny.Load(
+    tiny.TrainOnRanks(
         background, {"checkpoint.every=1", "parallel.ep=2", "parallel.dp=2", "parallel.shard=full",
                      fmt::format("checkpoint.background={}", background)});
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out{std::tmpfile(), &std::fclose};
-    comm::RunRanks(4, [&](comm::Communicator& ranks) {
-      TrainHooks hooks;
-      hooks.out = out.get();
-      Train(loaded, hooks, &ranks);
-    });
   }
-  const auto waited = Checkpoints(tiny, "false"), beside = Checkpoints(tiny, "true");
-  ASSERT_EQ(waited.size(), 10u);
-  ASSERT_EQ(beside.size(), 10u);
-  for (std::size_t i = 0; i < waited.size(); ++i) ExpectSameTensors(waited[i], beside[i]);
+  ExpectSameCheckpoints(tiny, "true", "false");
 }
 
 // The copy does not follow the state; a failure is told by the next call.

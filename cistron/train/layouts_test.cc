@@ -27,13 +27,7 @@ struct Layout {
 void TrainOn(const TinyRun& tiny, const std::string& output, const Layout& layout,
              std::vector<std::string> more = {}) {
   for (const std::string& key : layout.Keys()) more.push_back(key);
-  const LoadedConfig loaded = tiny.Load(output, more);
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out{std::tmpfile(), &std::fclose};
-  comm::RunRanks(static_cast<int>(layout.dp * layout.ep), [&](comm::Communicator& ranks) {
-    TrainHooks hooks;
-    hooks.out = out.get();
-    Train(loaded, hooks, &ranks);
-  });
+  tiny.TrainOnRanks(output, more);
 }
 
 // Layouts add the same fp32 terms in another order: an element of a gradient is a sum over 128

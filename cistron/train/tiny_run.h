@@ -7,10 +7,12 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cistron/base/philox.h"
+#include "cistron/comm/inproc.h"
 #include "cistron/io/checkpoint.h"
 #include "cistron/train/metrics.h"
 #include "cistron/train/trainer.h"
@@ -99,6 +101,16 @@ class TinyRun {
     printed_.resize(static_cast<std::size_t>(end));
     if (std::fread(printed_.data(), 1, printed_.size(), sink_) != printed_.size()) printed_.clear();
     return outcome;
+  }
+  // Trains on ranks that are threads of this process, as many as `more` says; prints nowhere.
+  void TrainOnRanks(const std::string& output, const std::vector<std::string>& more) const {
+    const LoadedConfig loaded = Load(output, more);
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out{std::tmpfile(), &std::fclose};
+    comm::RunRanks(static_cast<int>(loaded.config.Ranks()), [&](comm::Communicator& ranks) {
+      TrainHooks hooks;
+      hooks.out = out.get();
+      train::Train(loaded, hooks, &ranks);
+    });
   }
   // What the last run printed.
   const std::string& printed() const { return printed_; }
