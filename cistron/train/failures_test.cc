@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "cistron/base/error.h"
+#include "cistron/train/failure_text.h"
 #include "cistron/train/tiny_run.h"
 
 namespace cistron::train {
@@ -63,6 +64,28 @@ TEST(Failures, OfADeviceNameOpStepAndCheckpoint) {
   fails_at = 5;
   const Error after = FailureOf(tiny.Load("run"), hooks);
   EXPECT_THAT(after.message(), AllOf(HasSubstr("step 5: "), HasSubstr("step-00000003; the same")));
+}
+
+TEST(Failures, OfAGpuSayHowTheOpIsFound) {
+  const StepFailure eager{.step = 7,
+                          .message = "cuda: an illegal memory access was encountered",
+                          .last_op = "attention (cudnn)",
+                          .on_gpu = true,
+                          .checkpoint = "runs/a/checkpoints/step-00000006"};
+  EXPECT_EQ(Explain(eager),
+            "step 7: cuda: an illegal memory access was encountered\n"
+            "the last op that was started is attention (cudnn) (with CUDA_LAUNCH_BLOCKING=1 in the "
+            "environment it is the one that failed)\n"
+            "the last good checkpoint is runs/a/checkpoints/step-00000006; the same command "
+            "continues there");
+  // The host starts no op of a replay: the last that it did start, of the capture, has no part.
+  StepFailure replayed = eager;
+  replayed.replayed = true;
+  EXPECT_EQ(Explain(replayed).find("attention"), std::string::npos);
+  EXPECT_THAT(Explain(replayed), AllOf(HasSubstr("step 7: cuda: an illegal memory access"),
+                                       HasSubstr("the step is a replay of a CUDA graph"),
+                                       HasSubstr("train.cuda_graph=off and CUDA_LAUNCH_BLOCKING=1"),
+                                       HasSubstr("step-00000006; the same command")));
 }
 
 }  // namespace

@@ -117,8 +117,10 @@ void StepRunner::Run(const StepInputs& inputs) {
     QueueStep(ctx_, m_, optimizer_, BatchesIn(d.inputs, inputs), StepScalars::In(d.inputs),
               options_.seed, d.gate, d.sums);
   };
+  newest_is_replay_ = false;
   if (timed) return queue();
   if (d.graph && inputs.layout == d.layout) {
+    newest_is_replay_ = true;
     d.graph->Launch();
     optimizer_.CountUpdate();
     ++replays_;
@@ -171,6 +173,7 @@ bool StepRunner::Capture(const StepInputs& inputs) {
     return false;
   }
   note_ = fmt::format("captured in a CUDA graph of {} nodes", d.graph->nodes());
+  newest_is_replay_ = true;
   d.graph->Launch();
   ++replays_;
   return true;

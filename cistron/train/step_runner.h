@@ -47,6 +47,8 @@ class StepRunner {
   const std::string& note() const { return note_; }
   // Steps that ran as replays of a graph.
   std::int64_t replays() const { return replays_; }
+  // Whether the newest step is one; true also where it failed.
+  bool newest_is_replay() const { return newest_is_replay_; }
 
  private:
   struct Flight {
@@ -82,6 +84,7 @@ class StepRunner {
   std::unique_ptr<DeviceState> device_;
   std::string note_;
   std::int64_t replays_ = 0;
+  bool newest_is_replay_ = false;
 };
 
 }  // namespace cistron::train

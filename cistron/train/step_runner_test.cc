@@ -198,6 +198,8 @@ TEST_F(CapturedStep, HostSync) {
       const auto b = TrainWaiting(waiting, globals);
       const auto c = TrainAhead(queued, globals);
       EXPECT_EQ(queued.runner.replays(), 0);
+      EXPECT_TRUE(ahead.runner.newest_is_replay());
+      EXPECT_FALSE(queued.runner.newest_is_replay());
       for (std::size_t t = 0; t < globals.size(); ++t) {
         SCOPED_TRACE(t);
         ExpectSameResult(a[t], c[t]);

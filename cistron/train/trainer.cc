@@ -29,6 +29,7 @@
 #include "cistron/train/evaluate.h"
 #include "cistron/train/expert_bases.h"
 #include "cistron/train/explain_run.h"
+#include "cistron/train/failure_text.h"
 #include "cistron/train/machine_peak.h"
 #include "cistron/train/memory_plan.h"
 #include "cistron/train/metrics.h"
@@ -318,10 +319,10 @@ class Trainer {
       // Ahead of the device, but never beyond a step after which the model is read.
       while (!stopping_ && optimizer_.step() < total && runner.in_flight() < runner.Depth() &&
              (runner.in_flight() == 0 || MayRunAhead(optimizer_.step()))) {
-        OrExplain(optimizer_.step() + 1, [&] { Start(runner, batches); });
+        OrExplain(runner, optimizer_.step() + 1, [&] { Start(runner, batches); });
       }
       if (runner.in_flight() == 0) break;
-      outcome.steps = OrExplain(queued_.front().metrics.step,
+      outcome.steps = OrExplain(runner, queued_.front().metrics.step,
                                 [&] { return FinishStep(runner, metrics, progress); });
     }
     const bool evaluated = !heldout_ || final_heldout_;
@@ -336,24 +337,19 @@ class Trainer {
 
   // A failure of the device is often another op's than the one that noticed it.
   template <class F>
-  std::invoke_result_t<F> OrExplain(std::int64_t step, const F& work) {
+  std::invoke_result_t<F> OrExplain(const StepRunner& runner, std::int64_t step, const F& work) {
     try {
       return work();
     } catch (const Error& e) {
       if (e.code() != ErrorCode::kInternal) throw;
-      const auto saved = io::NewestGoodCheckpoint(RunPaths{config_.output}.checkpoints());
       throw Error(
           e.code(),
-          fmt::format(
-              "step {}: {}\nthe last op that was started is {}{}\n{}", step, e.message(),
-              profile_.last_op(),
-              ctx_.device().type == DeviceType::kCpu
-                  ? ""
-                  : " (with CUDA_LAUNCH_BLOCKING=1 in the environment it is the one that failed)",
-              saved
-                  ? fmt::format("the last good checkpoint is {}; the same command continues there",
-                                saved->string())
-                  : "there is no checkpoint yet"),
+          Explain({.step = step,
+                   .message = e.message(),
+                   .last_op = profile_.last_op(),
+                   .on_gpu = ctx_.device().type == DeviceType::kCuda,
+                   .replayed = runner.newest_is_replay(),
+                   .checkpoint = io::NewestGoodCheckpoint(RunPaths{config_.output}.checkpoints())}),
           e.where());
     }
   }
