@@ -16,6 +16,9 @@ class BlockCache;
 
 namespace cistron::cuda {
 
+// Something of the driver's, destroyed with its owner; also where the owner's constructor throws.
+using Handle = std::unique_ptr<void, void (*)(void*)>;
+
 // Memory of a device apart from the rest: a captured graph keeps using the addresses of temporaries
 // that were freed, so nobody else may be given them. Tensors may outlive their pool.
 class MemoryPool {
@@ -46,7 +49,6 @@ class Graph {
   // stream being as before; waiting for the device within it is such an error. What it reads and
   // writes must stay where it is while the graph lives.
   Graph(Device device, const std::function<void()>& work);
-  ~Graph();
   Graph(const Graph&) = delete;
 
   // Queues one run on the main stream.
@@ -55,7 +57,7 @@ class Graph {
 
  private:
   Device device_;
-  void* handle_ = nullptr;
+  Handle exec_{nullptr, nullptr};
   std::int64_t nodes_ = 0;
 };
 
@@ -71,7 +73,6 @@ void CopyLater(void* to, const void* from, Device device, std::size_t bytes);
 class Upload {
  public:
   explicit Upload(Device device);
-  ~Upload();
   Upload(const Upload&) = delete;
 
   // Begins once the work that the main stream had at the last Release is done.
@@ -83,7 +84,7 @@ class Upload {
 
  private:
   Device device_;
-  void *stream_ = nullptr, *copied_ = nullptr, *released_ = nullptr;
+  Handle stream_{nullptr, nullptr}, copied_{nullptr, nullptr}, released_{nullptr, nullptr};
 };
 
 }  // namespace cistron::cuda

@@ -31,10 +31,10 @@ State& StateOf(int index) {
   RequireDevice(index);
   std::lock_guard lock(mutex);
   State& s = states[index];
-  if (s.allocator == nullptr) {
+  if (s.stream == nullptr) {
     Check(cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    s.allocator = new StreamAllocator(index);
   }
+  if (s.allocator == nullptr) s.allocator = new StreamAllocator(index);
   return s;
 }
 

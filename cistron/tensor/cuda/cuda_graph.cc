@@ -14,6 +14,23 @@ cudaStream_t MainOf(Device device) {
   return static_cast<cudaStream_t>(MainStream(device.index).handle);
 }
 
+// `kDestroy`: cudaStreamDestroy and its like.
+template <class T, cudaError_t (*kDestroy)(T)>
+Handle Own(T made) {
+  return {made, [](void* handle) { kDestroy(static_cast<T>(handle)); }};
+}
+
+Handle MakeStream() {
+  cudaStream_t stream = nullptr;
+  Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  return Own<cudaStream_t, cudaStreamDestroy>(stream);
+}
+Handle MakeEvent() {
+  cudaEvent_t event = nullptr;
+  Check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  return Own<cudaEvent_t, cudaEventDestroy>(event);
+}
+
 class PinnedBlocks final : public Allocator {
  public:
   void* Allocate(std::size_t bytes) override {
@@ -80,24 +97,21 @@ Graph::Graph(Device device, const std::function<void()>& work) : device_(device)
     cudaGetLastError();  // of a capture that was broken off: nothing has run
     throw;
   }
-  Check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+  const Handle captured = Own<cudaGraph_t, cudaGraphDestroy>(graph);
+  Check(ended, "cudaStreamEndCapture");
   std::size_t nodes = 0;
   cudaGraphGetNodes(graph, nullptr, &nodes);
   nodes_ = static_cast<std::int64_t>(nodes);
   cudaGraphExec_t exec = nullptr;
-  const cudaError_t status = cudaGraphInstantiate(&exec, graph, 0);
-  cudaGraphDestroy(graph);
-  Check(status, "cudaGraphInstantiate");
-  handle_ = exec;
+  Check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  exec_ = Own<cudaGraphExec_t, cudaGraphExecDestroy>(exec);
   Check(cudaGraphUpload(exec, stream), "cudaGraphUpload");
 }
 
-Graph::~Graph() {
-  if (handle_ != nullptr) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(handle_));
-}
-
 void Graph::Launch() {
-  Check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(handle_), MainOf(device_)), "cudaGraphLaunch");
+  Check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(exec_.get()), MainOf(device_)),
+        "cudaGraphLaunch");
 }
 
 Allocator& PinnedAllocator() {
@@ -112,36 +126,27 @@ void CopyLater(void* to, const void* from, Device device, std::size_t bytes) {
 
 Upload::Upload(Device device) : device_(device) {
   RequireDevice(device.index);
-  cudaStream_t stream = nullptr;
-  cudaEvent_t copied = nullptr, released = nullptr;
-  Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  Check(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming), "cudaEventCreate");
-  Check(cudaEventCreateWithFlags(&released, cudaEventDisableTiming), "cudaEventCreate");
-  stream_ = stream;
-  copied_ = copied;
-  released_ = released;
-}
-
-Upload::~Upload() {
-  cudaEventDestroy(static_cast<cudaEvent_t>(copied_));
-  cudaEventDestroy(static_cast<cudaEvent_t>(released_));
-  cudaStreamDestroy(static_cast<cudaStream_t>(stream_));
+  stream_ = MakeStream();
+  copied_ = MakeEvent();
+  released_ = MakeEvent();
 }
 
 void Upload::Start(void* to, const void* from, std::size_t bytes) {
-  const auto stream = static_cast<cudaStream_t>(stream_);
-  Check(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(released_), 0), "cudaStreamWaitEvent");
+  const auto stream = static_cast<cudaStream_t>(stream_.get());
+  Check(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(released_.get()), 0),
+        "cudaStreamWaitEvent");
   Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
-  Check(cudaEventRecord(static_cast<cudaEvent_t>(copied_), stream), "cudaEventRecord");
+  Check(cudaEventRecord(static_cast<cudaEvent_t>(copied_.get()), stream), "cudaEventRecord");
 }
 
 void Upload::Join() {
-  Check(cudaStreamWaitEvent(MainOf(device_), static_cast<cudaEvent_t>(copied_), 0),
+  Check(cudaStreamWaitEvent(MainOf(device_), static_cast<cudaEvent_t>(copied_.get()), 0),
         "cudaStreamWaitEvent");
 }
 
 void Upload::Release() {
-  Check(cudaEventRecord(static_cast<cudaEvent_t>(released_), MainOf(device_)), "cudaEventRecord");
+  Check(cudaEventRecord(static_cast<cudaEvent_t>(released_.get()), MainOf(device_)),
+        "cudaEventRecord");
 }
 
 }  // namespace cistron::cuda
