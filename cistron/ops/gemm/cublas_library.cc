@@ -1,9 +1,9 @@
 // libcublasLt is loaded when the first product runs, so that the program starts without it and says
 // what is missing. The functions here stand for those that gemm_cublas.cc calls.
-#include "cistron/ops/gemm/cublas_library.h"
-
 #include <cublasLt.h>
 #include <dlfcn.h>
+
+#include <string>
 
 #include "cistron/base/error.h"
 
@@ -50,10 +50,6 @@ F* Symbol(const char* name) {
 }
 
 }  // namespace
-
-const std::string& CublasMissing() {
-  return CublasLt().why;
-}
 
 }  // namespace cistron::ops::internal
 
