@@ -197,8 +197,13 @@ Operation Communicator::MakePointToPoint(OpKind kind, const Tensor& t, int peer)
   return op;
 }
 
+void Communicator::RunObserved(Operation operation) {
+  if (observer_ != nullptr) observer_->Begin(Name(operation.signature.kind), transport());
+  Run(std::move(operation));
+}
+
 void Communicator::AllReduce(const Tensor& t, ReduceOp reduce) {
-  Run(MakeAllReduce(t, reduce));
+  RunObserved(MakeAllReduce(t, reduce));
 }
 Work Communicator::AllReduceAsync(const Tensor& t, ReduceOp reduce) {
   return Start(MakeAllReduce(t, reduce));
@@ -206,7 +211,7 @@ Work Communicator::AllReduceAsync(const Tensor& t, ReduceOp reduce) {
 
 void Communicator::ReduceScatter(const Tensor& input, const Tensor& output, ReduceOp reduce,
                                  std::span<const std::int64_t> counts) {
-  Run(MakeReduceScatter(input, output, reduce, counts));
+  RunObserved(MakeReduceScatter(input, output, reduce, counts));
 }
 Work Communicator::ReduceScatterAsync(const Tensor& input, const Tensor& output, ReduceOp reduce,
                                       std::span<const std::int64_t> counts) {
@@ -215,7 +220,7 @@ Work Communicator::ReduceScatterAsync(const Tensor& input, const Tensor& output,
 
 void Communicator::AllGather(const Tensor& input, const Tensor& output,
                              std::span<const std::int64_t> counts) {
-  Run(MakeAllGather(input, output, counts));
+  RunObserved(MakeAllGather(input, output, counts));
 }
 Work Communicator::AllGatherAsync(const Tensor& input, const Tensor& output,
                                   std::span<const std::int64_t> counts) {
@@ -224,7 +229,7 @@ Work Communicator::AllGatherAsync(const Tensor& input, const Tensor& output,
 
 void Communicator::AllToAll(const Tensor& input, std::span<const std::int64_t> send_counts,
                             const Tensor& output, std::span<const std::int64_t> recv_counts) {
-  Run(MakeAllToAll(input, send_counts, output, recv_counts));
+  RunObserved(MakeAllToAll(input, send_counts, output, recv_counts));
 }
 Work Communicator::AllToAllAsync(const Tensor& input, std::span<const std::int64_t> send_counts,
                                  const Tensor& output, std::span<const std::int64_t> recv_counts) {
@@ -232,24 +237,24 @@ Work Communicator::AllToAllAsync(const Tensor& input, std::span<const std::int64
 }
 
 void Communicator::Broadcast(const Tensor& t, int root) {
-  Run(MakeBroadcast(t, root));
+  RunObserved(MakeBroadcast(t, root));
 }
 Work Communicator::BroadcastAsync(const Tensor& t, int root) {
   return Start(MakeBroadcast(t, root));
 }
 
 void Communicator::Barrier() {
-  Run(Operation{});
+  RunObserved(Operation{});
 }
 
 void Communicator::Send(const Tensor& t, int to) {
-  Run(MakePointToPoint(OpKind::kSend, t, to));
+  RunObserved(MakePointToPoint(OpKind::kSend, t, to));
 }
 Work Communicator::SendAsync(const Tensor& t, int to) {
   return Start(MakePointToPoint(OpKind::kSend, t, to));
 }
 void Communicator::Recv(const Tensor& t, int from) {
-  Run(MakePointToPoint(OpKind::kRecv, t, from));
+  RunObserved(MakePointToPoint(OpKind::kRecv, t, from));
 }
 Work Communicator::RecvAsync(const Tensor& t, int from) {
   return Start(MakePointToPoint(OpKind::kRecv, t, from));

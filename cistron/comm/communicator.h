@@ -48,6 +48,15 @@ struct Options {
   bool checked = false;
 };
 
+// Hears where a rank waits for others, in the thread that called.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  // An operation that blocks its caller is about to begin; on streams, what follows comes after it.
+  // Both names are in static storage.
+  virtual void Begin(std::string_view operation, std::string_view transport) = 0;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -112,6 +121,11 @@ class Communicator {
   // One Split at a time on a rank, whatever the communicator.
   virtual std::unique_ptr<Communicator> Split(int color, int key, std::string name = {}) = 0;
 
+  // From now on `observer`, which outlives its being set, hears of the operations of this
+  // communicator that are not started with …Async; of those of its Splits it does not. Null:
+  // nobody.
+  void SetObserver(Observer* observer) { observer_ = observer; }
+
  protected:
   Communicator() = default;
 
@@ -120,6 +134,7 @@ class Communicator {
   virtual Work Start(Operation operation) = 0;
 
  private:
+  void RunObserved(Operation operation);
   Operation MakeAllReduce(const Tensor& t, ReduceOp reduce) const;
   Operation MakeReduceScatter(const Tensor& input, const Tensor& output, ReduceOp reduce,
                               std::span<const std::int64_t> counts) const;
@@ -129,6 +144,8 @@ class Communicator {
                          const Tensor& output, std::span<const std::int64_t> recv_counts) const;
   Operation MakeBroadcast(const Tensor& t, int root) const;
   Operation MakePointToPoint(OpKind kind, const Tensor& t, int peer) const;
+
+  Observer* observer_ = nullptr;
 };
 
 }  // namespace cistron::comm
