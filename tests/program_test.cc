@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "cistron/io/file.h"
 #include "cistron/train/tiny_run.h"
@@ -274,6 +275,28 @@ TEST_F(ProgramTest, PlanOfAClusterRanksLayouts) {
                                 "--device", "cuda", "cluster=2xH200", "--simulate"});
   EXPECT_EQ(simulated.status, 0) << simulated.err;
   EXPECT_THAT(simulated.out, HasSubstr("simulated: 2 ranks"));
+}
+
+TEST_F(ProgramTest, PlanOfAClusterInJson) {
+  const Result r = Run({"plan", "--json", "--config-name", "L1_8x7B_ep", "cluster=8xH200"});
+  EXPECT_EQ(r.status, 0) << r.err;
+  const auto plan = nlohmann::json::parse(r.out);
+  EXPECT_EQ(plan.at("cluster"), "8xH200");
+  EXPECT_EQ(plan.at("tokens"), 1048576);
+  ASSERT_EQ(plan.at("layouts").size(), 8u);  // ep of 1, 2, 4 and 8, whole and sharded
+  bool fits = true;
+  for (const auto& layout : plan.at("layouts")) {
+    EXPECT_EQ(layout.at("dp").get<int>() * layout.at("ep").get<int>(), 8);
+    EXPECT_TRUE(fits || !layout.at("fits").get<bool>()) << "those that fit come first";
+    fits = layout.at("fits");
+    EXPECT_GT(layout.at("peak_bytes"), layout.at("reserved_bytes"));
+    // Of 16 micro-batches of 8,192 tokens.
+    EXPECT_NEAR(layout.at("tokens_per_s_gpu").get<double>(),
+                131072e3 / layout.at("step_ms").get<double>(), 1e-6);
+  }
+  const Result none = Run({"plan", "--json", "--config-name", "L0_sanity"});
+  EXPECT_EQ(none.status, 2);
+  EXPECT_THAT(none.err, HasSubstr("name the cluster"));
 }
 
 // Of a machine without a GPU, and of one where none is shown.

@@ -53,6 +53,8 @@ class PlanCommand final : public Command {
     options.Option("--micro-rows", micro_rows_, "of --model: sequences at once; 0: the batch");
     options.Flag("--simulate", simulate_,
                  "with cluster=: also send a step's messages one by one, with random routing");
+    options.Flag("--json", json_,
+                 "with cluster=: the table of layouts as one line of JSON, no more");
     options.Positional("overrides", overrides_, "key=value, over the preset", false);
   }
 
@@ -62,8 +64,13 @@ class PlanCommand final : public Command {
     if (cluster_) {
       problem.memory.device = DeviceType::kCuda;  // whatever the preset runs on
       problem.memory.row_capacity = ep_buffer_factor_;
+      if (json_) {
+        fmt::print("{}\n", LayoutsJson(problem, *cluster_));
+        return kOk;
+      }
       return ReportCluster(problem, *cluster_, simulate_);
     }
+    if (json_) CISTRON_THROW(kBadInput, "--json: name the cluster, as cluster=8xH200");
     if (simulate_) CISTRON_THROW(kBadInput, "--simulate: name the cluster, as cluster=8xH200");
     if (memory_ == 0) Memory(problem.memory.device);
     const train::MemoryPlan plan = train::PlanMemory(problem.memory);
@@ -170,7 +177,7 @@ class PlanCommand final : public Command {
   std::int64_t micro_rows_ = 0, memory_ = 0;
   double ep_buffer_factor_ = 1.5;
   std::optional<train::Cluster> cluster_;
-  bool simulate_ = false;
+  bool simulate_ = false, json_ = false;
   std::string where_;
   std::vector<std::string> overrides_;
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -149,6 +150,33 @@ void PrintSimulation(const PlannedLayout& l, const train::Cluster& cluster) {
 }
 
 }  // namespace
+
+std::string LayoutsJson(const train::StepProblem& problem, const train::Cluster& cluster) {
+  using nlohmann::ordered_json;
+  const std::int64_t room = cluster.memory_bytes - train::kDeviceReserve;
+  ordered_json layouts = ordered_json::array();
+  for (const PlannedLayout& l : train::RankLayouts(problem, cluster, room)) {
+    const train::MemoryProblem& p = l.problem.memory;
+    ordered_json j = {{"dp", p.dp},
+                      {"ep", p.ep},
+                      {"shard", WhereParametersAre(l)},
+                      {"fits", l.fits},
+                      {"peak_bytes", l.memory.peak_bytes},
+                      // What of it a run's own figure does not hold.
+                      {"reserved_bytes", p.Ranks() > 1 ? train::kCollectiveReserve : 0},
+                      {"largest", train::LargestTerms(l.memory, 3)}};
+    if (l.time) {
+      j["step_ms"] = l.time->Total() * 1e3;
+      j["communication_ms"] = l.time->Exposed() * 1e3;
+      j["tokens_per_s_gpu"] = TokensPerSecond(l);
+    }
+    layouts.push_back(std::move(j));
+  }
+  return ordered_json{{"cluster", cluster.name},
+                      {"tokens", problem.GlobalTokens()},
+                      {"layouts", std::move(layouts)}}
+      .dump();
+}
 
 void PrintMemory(const train::MemoryPlan& plan) {
   for (int k = 0; k < train::kMemoryKinds; ++k) {

@@ -1,6 +1,8 @@
 // What `cistron plan` prints.
 #pragma once
 
+#include <string>
+
 #include "cistron/train/cluster.h"
 #include "cistron/train/step_plan.h"
 
@@ -8,6 +10,10 @@ namespace cistron::app {
 
 // A line a kind, and the peak.
 void PrintMemory(const train::MemoryPlan& plan);
+
+// Every layout of a cluster, best first, as one line of JSON: what ReportCluster's last table says,
+// without its rounding.
+std::string LayoutsJson(const train::StepProblem& problem, const train::Cluster& cluster);
 
 // Of a cluster: one layout in full, then all of them, best first. The layout is that of `problem`
 // where it has as many ranks as the cluster, else the best one. Returns the exit status: whether
