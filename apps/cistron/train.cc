@@ -205,7 +205,7 @@ class TrainCommand final : public Command {
   static void Conclude(const train::RunConfig& config, const train::TrainOutcome& outcome) {
     if (std::filesystem::exists(outcome.paths.final_model())) {
       fmt::print("model:  {}\n", outcome.paths.final_model().string());
-    } else {  // of options that Mixtral lacks
+    } else if (config.checkpoint.at_end) {  // of options that Mixtral lacks
       fmt::print("model:  the last checkpoint in {}\n", outcome.paths.checkpoints().string());
     }
     if (outcome.idle_experts.all > 0) {

@@ -605,6 +605,10 @@ std::vector<ConfigKey> MakeKeys() {
               "checkpoints kept", kMechanical),
       Boolean("checkpoint.background", At(&C::checkpoint, &CheckpointOptions::background),
               "write checkpoints from a copy in host memory while training goes on", kMechanical),
+      Boolean("checkpoint.at_end", At(&C::checkpoint, &CheckpointOptions::at_end),
+              "save after the last step, and write the Hugging Face directory; false, to measure: "
+              "the run leaves its metrics and a checksum of the weights",
+              kMechanical),
       Integer("parallel.dp", At(&C::parallel, &ParallelOptions::dp), AtLeast(1),
               "data-parallel groups of ranks; dp times ep is the number of ranks", kMechanical),
       Integer("parallel.ep", At(&C::parallel, &ParallelOptions::ep), AtLeast(1),

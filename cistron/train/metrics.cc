@@ -165,6 +165,7 @@ void WriteSummary(const fs::path& file, const RunSummary& summary) {
   j["parameters"] = summary.parameters;
   j["active_parameters"] = summary.active_parameters;
   j["train_seconds"] = summary.train_seconds;
+  j["weights_checksum"] = summary.weights_checksum;
   PutHeldout(summary.heldout, j);
   io::WriteFileAtomically(file, j.dump(2) + "\n");
 }
@@ -179,6 +180,7 @@ std::optional<RunSummary> ReadSummary(const fs::path& file) {
     summary.parameters = j.at("parameters");
     summary.active_parameters = j.at("active_parameters");
     summary.train_seconds = j.at("train_seconds");
+    summary.weights_checksum = j.value("weights_checksum", "");  // earlier versions made none
     summary.heldout = HeldoutOf(j);
     return summary;
   } catch (const json::exception& error) {

@@ -36,9 +36,9 @@ struct StepMetrics {
   double loss = 0, aux_loss = 0, grad_norm = 0, lr = 0;
   std::vector<double> layer_aux_loss, z_loss;  // empty: not trained
   double step_ms = 0, tokens_per_s = 0, unpadded_tokens_per_s = 0;
-  double flops_per_s = 0;     // of the model's own arithmetic; 0: not known
-  std::optional<double> mfu;  // part of what a GPU was measured to do, ≤ 1; none on a CPU
-  std::int64_t memory_peak_bytes = 0;
+  double flops_per_s = 0;     // of the model's own arithmetic, all ranks; 0: not known
+  std::optional<double> mfu;  // part of what its GPUs were measured to do, ≤ 1; none on a CPU
+  std::int64_t memory_peak_bytes = 0;            // of the rank that took most
   std::vector<std::vector<double>> expert_load;  // as ExpertLoad
   std::vector<double> load_entropy;
   std::optional<HeldoutMetrics> heldout;
@@ -76,6 +76,7 @@ std::string Describe(const IdleExperts& idle);
 struct RunSummary {
   std::int64_t steps = 0, tokens = 0, parameters = 0, active_parameters = 0;
   double train_seconds = 0;               // in steps, over all resumptions
+  std::string weights_checksum;           // training_state.h, in hex
   std::optional<HeldoutMetrics> heldout;  // over the whole held-out part
 };
 void WriteSummary(const std::filesystem::path& file, const RunSummary& summary);

@@ -134,12 +134,13 @@ TEST_F(MetricsTest, DamagedLineIsAnErrorWithItsNumber) {
 
 TEST_F(MetricsTest, SummaryReadsBack) {
   EXPECT_FALSE(ReadSummary(file()));
-  RunSummary summary{10, 1280, 5, 4, 2.5, HeldoutMetrics{1.5, 2.1, 9}};
+  RunSummary summary{10, 1280, 5, 4, 2.5, "0123456789abcdef", HeldoutMetrics{1.5, 2.1, 9}};
   WriteSummary(file(), summary);
   const auto again = ReadSummary(file());
   ASSERT_TRUE(again);
   EXPECT_EQ(again->steps, 10);
   EXPECT_EQ(again->heldout->bits_per_base, 2.1);
+  EXPECT_EQ(again->weights_checksum, "0123456789abcdef");
   std::ofstream(file()) << "{}";
   EXPECT_THROW(ReadSummary(file()), Error);
 }

@@ -77,6 +77,7 @@ struct CheckpointOptions {
   std::int64_t every = 500;  // 0: only at the end
   std::int64_t keep = 2;
   bool background = false;  // written from a copy, beside the next steps
+  bool at_end = true;       // after the last step; false: the run leaves no model
 };
 // Steps whose time is told op by op; 0: none.
 struct ProfileOptions {

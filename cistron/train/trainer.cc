@@ -80,6 +80,34 @@ std::int64_t PeakMemory(const ops::Context& ctx) {
   return std::int64_t{usage.ru_maxrss} * 1024;
 }
 
+// The most that any rank has, on every rank.
+std::int64_t MostOf(comm::Communicator& ranks, std::int64_t mine) {
+  const Tensor most = Tensor::Zeros({1}, DType::kI64);
+  most.span<std::int64_t>()[0] = mine;
+  if (ranks.size() > 1) ranks.AllReduce(most, comm::ReduceOp::kMax);
+  return most.span<std::int64_t>()[0];
+}
+
+// Where ranks exchange token rows, operations are ops of the profile.
+class ExchangesInProfile final : public comm::Observer {
+ public:
+  ExchangesInProfile(comm::Communicator& group, Profile& profile)
+      : group_(group), profile_(profile) {
+    group_.SetObserver(this);
+  }
+  ~ExchangesInProfile() override { group_.SetObserver(nullptr); }
+  ExchangesInProfile(const ExchangesInProfile&) = delete;
+  ExchangesInProfile& operator=(const ExchangesInProfile&) = delete;
+
+  void Begin(std::string_view operation, std::string_view transport) override {
+    profile_.Begin(operation, transport);
+  }
+
+ private:
+  comm::Communicator& group_;
+  Profile& profile_;
+};
+
 // The model of a run, with what a reader of its weights must know about the data.
 model::MixtralConfig ModelOf(const RunConfig& config) {
   model::MixtralConfig model = config.model;
@@ -128,6 +156,7 @@ class Trainer {
         hooks_(hooks),
         mesh_(mesh),
         profile_(device),
+        exchanges_(mesh.expert_group(), profile_),
         ctx_(ops::Context(device).WithStrict(config_.strict).WithRecorder(&profile_)),
         corpus_(data::Corpus::Open(DataOf(config_))),
         model_(ctx_, ModelOf(config_), ModelDType(config_.precision), config_.HasMasters(), &mesh,
@@ -400,7 +429,7 @@ class Trainer {
   };
 
   bool SavesAfter(std::int64_t step) const {
-    return step == config_.train.steps ||
+    return (step == config_.train.steps && config_.checkpoint.at_end) ||
            (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0);
   }
   bool ReadsModelAfter(std::int64_t step) const {
@@ -463,10 +492,11 @@ class Trainer {
     m.unpadded_tokens_per_s = static_cast<double>(queued.unpadded_tokens) / seconds;
     m.flops_per_s = m.tokens_per_s * flops_per_token_;
     if (peak_flops_ > 0) {
-      peak_flops_ = std::max(peak_flops_, m.flops_per_s);  // a step showed that it can do more
-      m.mfu = m.flops_per_s / peak_flops_;
+      const double each = m.flops_per_s / mesh_.size();
+      peak_flops_ = std::max(peak_flops_, each);  // a step showed that a GPU can do more
+      m.mfu = each / peak_flops_;
     }
-    m.memory_peak_bytes = PeakMemory(ctx_);
+    m.memory_peak_bytes = MostOf(mesh_.world(), PeakMemory(ctx_));
     SetExpertLoad(result.expert_counts, m);
     if (metrics) metrics->Write(m);
     // Saved before the evaluation, which may take longer than a stopping machine waits.
@@ -493,7 +523,7 @@ class Trainer {
         "first's\n{}",
         m.step - profiled_steps_ + 1, m.step,
         profile_.Table(*roofline_, profiled_steps_, profiled_ms_));
-    io::WriteFileAtomically(RunPaths{config_.output}.profile(), text);
+    if (mesh_.is_first()) io::WriteFileAtomically(RunPaths{config_.output}.profile(), text);
     progress.Line(text);
   }
 
@@ -559,19 +589,24 @@ class Trainer {
   // After the last checkpoint; a run that is killed in here does it again when it is resumed.
   void Finish(TrainOutcome& outcome) {
     CheckWeights();
+    const std::uint64_t checksum = WeightsChecksum(optimizer_, mesh_.world());
     outcome.finished = true;
     outcome.heldout = final_heldout_;
     parallel::FromFirst(mesh_.world(), [&] {
-      WriteResults(outcome);
+      WriteResults(outcome, checksum);
       return std::string();
     });
   }
 
-  void WriteResults(TrainOutcome& outcome) {
+  void WriteResults(TrainOutcome& outcome, std::uint64_t checksum) {
     const RunPaths& paths = outcome.paths;
     RunSummary summary;
     summary.heldout = final_heldout_;
-    if (const auto lacking = model::OptionsThatMixtralLacks(config_.model); lacking.empty()) {
+    summary.weights_checksum = fmt::format("{:016x}", checksum);
+    if (!config_.checkpoint.at_end) {
+      Print("the model is not kept (checkpoint.at_end=false)");
+    } else if (const auto lacking = model::OptionsThatMixtralLacks(config_.model);
+               lacking.empty()) {
       WriteFinalModel(paths);
     } else {
       Print(
@@ -612,6 +647,7 @@ class Trainer {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> quiet_{std::fopen("/dev/null", "w"),
                                                          &std::fclose};
   Profile profile_;
+  ExchangesInProfile exchanges_;
   ops::Context ctx_;  // before the data is read: the machine may refuse
   std::shared_ptr<const data::Corpus> corpus_;
   model::LocalMixtral model_;

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "cistron/base/error.h"
+#include "cistron/base/philox.h"
+#include "cistron/io/manifest.h"
 #include "cistron/parallel/agreement.h"
 
 namespace cistron::train {
@@ -91,6 +93,25 @@ fs::path WriteSnapshot(const fs::path& root, const TrainingSnapshot& s, comm::Co
   const std::vector<std::string> parts = parallel::FromAll(
       ranks, [&] { return io::WriteCheckpointPart(directory, ranks.rank(), s.boxes); });
   return parallel::FromFirst(ranks, [&] { return writer->Commit(parts, s.state_json).string(); });
+}
+
+std::uint64_t WeightsChecksum(const optim::AdamWOptimizer& optimizer, comm::Communicator& ranks) {
+  // Boxes are added up, so that their order among ranks means nothing; a box is told by its place.
+  std::uint64_t sum = 0;
+  for (const auto& s : optimizer.State()) {
+    if (!s.counted || s.tensor.numel() == 0 || !s.name.starts_with("weight/")) continue;
+    const Tensor host = s.tensor.ToHost();
+    std::uint64_t hash =
+        Mix64(HashName(s.name) ^ io::Checksum(host.raw(), static_cast<std::size_t>(host.bytes())));
+    for (int i = 0; i < s.start.rank(); ++i) {
+      hash = Mix64(hash ^ static_cast<std::uint64_t>(s.start[i]));
+    }
+    sum += hash;
+  }
+  const Tensor all = Tensor::Zeros({1}, DType::kI64);
+  all.span<std::int64_t>()[0] = static_cast<std::int64_t>(sum);
+  if (ranks.size() > 1) ranks.AllReduce(all);
+  return static_cast<std::uint64_t>(all.span<std::int64_t>()[0]);
 }
 
 TrainingSnapshot TakeSnapshot(const model::LocalMixtral& m, const optim::AdamWOptimizer& optimizer,

@@ -50,6 +50,11 @@ TrainingSnapshot TakeSnapshot(const model::LocalMixtral& m, const optim::AdamWOp
 std::filesystem::path WriteSnapshot(const std::filesystem::path& root,
                                     const TrainingSnapshot& snapshot, comm::Communicator& ranks);
 
+// Of the weights in the model's type, of all ranks, which call it together: the same for two runs
+// of one layout exactly where every bit is. Layouts cut weights otherwise, and have other
+// checksums.
+std::uint64_t WeightsChecksum(const optim::AdamWOptimizer& optimizer, comm::Communicator& ranks);
+
 // Restores weights, masters, moments, scaling states and the step, this rank's part of each;
 // returns the data position. Does not communicate. Throws kBadInput when the checkpoint is of
 // another model or lacks a tensor.

@@ -1,0 +1,89 @@
+// What a run tells for comparison with another: a checksum of its weights, also where they are not
+// kept, its exchanges among the ops of a profile, the memory of the rank that took most.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "cistron/io/file.h"
+#include "cistron/train/tiny_run.h"
+
+namespace cistron::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string Checksum(const TinyRun& tiny, const std::string& output) {
+  return ReadSummary(RunPaths{tiny.path(output)}.results()).value().weights_checksum;
+}
+
+TEST(MeasuredRun, TheChecksumIsThatOfTheWeights) {
+  TinyRun tiny("checksum");
+  tiny.Train("first");
+  tiny.Train("again");
+  EXPECT_EQ(Checksum(tiny, "first").size(), 16u);
+  EXPECT_EQ(Checksum(tiny, "again"), Checksum(tiny, "first"));
+  tiny.Train("stopped", {}, 4);
+  tiny.Train("stopped");
+  EXPECT_EQ(Checksum(tiny, "stopped"), Checksum(tiny, "first"));
+  // The smallest change: a rate that is off in its last bits.
+  tiny.Train("other", {"optim.lr=0.01000001"});
+  tiny.Train("seed", {"seed=2"});
+  const std::set<std::string> different = {Checksum(tiny, "first"), Checksum(tiny, "other"),
+                                           Checksum(tiny, "seed")};
+  EXPECT_EQ(different.size(), 3u);
+}
+
+TEST(MeasuredRun, TheChecksumOfRanksIsTheSameInEveryRun) {
+  TinyRun tiny("checksum-ranks");
+  for (const char* shard : {"parallel.shard=none", "parallel.shard=full"}) {
+    const std::vector<std::string> keys = {"parallel.dp=2", "parallel.ep=2", shard};
+    tiny.TrainOnRanks(std::string("a") + shard, keys);
+    tiny.TrainOnRanks(std::string("b") + shard, keys);
+    EXPECT_EQ(Checksum(tiny, std::string("a") + shard), Checksum(tiny, std::string("b") + shard));
+    std::vector<std::string> other = keys;
+    other.push_back("seed=2");
+    tiny.TrainOnRanks(std::string("c") + shard, other);
+    EXPECT_NE(Checksum(tiny, std::string("a") + shard), Checksum(tiny, std::string("c") + shard));
+  }
+}
+
+TEST(MeasuredRun, WithoutASaveAtItsEndARunLeavesFiguresAlone) {
+  TinyRun tiny("at-end");
+  tiny.Train("kept", {"checkpoint.every=0"});
+  const auto outcome = tiny.Train("measured", {"checkpoint.every=0", "checkpoint.at_end=false"});
+  EXPECT_TRUE(outcome.finished);
+  EXPECT_THAT(tiny.printed(), HasSubstr("the model is not kept (checkpoint.at_end=false)"));
+  const RunPaths run{tiny.path("measured")};
+  EXPECT_FALSE(std::filesystem::exists(run.final_model()));
+  EXPECT_FALSE(io::HasCheckpointDirectories(run.checkpoints()));
+  EXPECT_EQ(Checksum(tiny, "measured"), Checksum(tiny, "kept"));
+  EXPECT_EQ(tiny.Metrics("measured").size(), 10u);
+  // Nothing to go on from: the same command measures again.
+  tiny.Train("measured", {"checkpoint.every=0", "checkpoint.at_end=false"});
+  EXPECT_EQ(Checksum(tiny, "measured"), Checksum(tiny, "kept"));
+  // A stop saves all the same.
+  EXPECT_FALSE(
+      tiny.Train("stopped", {"checkpoint.every=0", "checkpoint.at_end=false"}, 4).finished);
+  EXPECT_EQ(tiny.Newest("stopped").step(), 4);
+  // On ranks, whose model comes from the checkpoint.
+  tiny.TrainOnRanks("ranks", {"checkpoint.every=0", "checkpoint.at_end=false", "parallel.ep=2"});
+  EXPECT_FALSE(std::filesystem::exists(RunPaths{tiny.path("ranks")}.final_model()));
+  EXPECT_FALSE(io::HasCheckpointDirectories(RunPaths{tiny.path("ranks")}.checkpoints()));
+}
+
+TEST(MeasuredRun, ExchangesAreOpsOfTheProfile) {
+  TinyRun tiny("exchanges");
+  const auto profile = [&](const std::string& output, std::vector<std::string> more) {
+    more.insert(more.end(), {"train.steps=3", "profile=steps:2-3"});
+    tiny.TrainOnRanks(output, more);
+    return io::ReadFile(RunPaths{tiny.path(output)}.profile());
+  };
+  EXPECT_THAT(profile("ep", {"parallel.ep=2"}), ::testing::ContainsRegex("all_to_all +inproc +[0-9]"));
+  EXPECT_THAT(profile("dp", {"parallel.dp=2"}), AllOf(HasSubstr("gemm"), Not(HasSubstr("all_to_all"))));
+}
+
+}  // namespace
+}  // namespace cistron::train
