@@ -81,8 +81,10 @@ TEST(MeasuredRun, ExchangesAreOpsOfTheProfile) {
     tiny.TrainOnRanks(output, more);
     return io::ReadFile(RunPaths{tiny.path(output)}.profile());
   };
-  EXPECT_THAT(profile("ep", {"parallel.ep=2"}), ::testing::ContainsRegex("all_to_all +inproc +[0-9]"));
-  EXPECT_THAT(profile("dp", {"parallel.dp=2"}), AllOf(HasSubstr("gemm"), Not(HasSubstr("all_to_all"))));
+  EXPECT_THAT(profile("ep", {"parallel.ep=2"}),
+              ::testing::ContainsRegex("all_to_all +inproc +[0-9]"));
+  EXPECT_THAT(profile("dp", {"parallel.dp=2"}),
+              AllOf(HasSubstr("gemm"), Not(HasSubstr("all_to_all"))));
 }
 
 }  // namespace
