@@ -7,13 +7,14 @@ namespace {
 
 std::string WhichOp(const StepFailure& f) {
   if (f.replayed) {
-    return "the step is a replay of a CUDA graph, which does not say in which of its ops it failed; "
-           "with train.cuda_graph=off and CUDA_LAUNCH_BLOCKING=1 in the environment the op is named";
+    return "the step is a replay of a CUDA graph, which does not say in which of its ops it "
+           "failed; "
+           "with train.cuda_graph=off and CUDA_LAUNCH_BLOCKING=1 in the environment the op is "
+           "named";
   }
   const std::string last = "the last op that was started is " + f.last_op;
   if (!f.on_gpu) return last;
-  return last +
-         " (with CUDA_LAUNCH_BLOCKING=1 in the environment it is the one that failed)";
+  return last + " (with CUDA_LAUNCH_BLOCKING=1 in the environment it is the one that failed)";
 }
 
 }  // namespace

@@ -10,10 +10,10 @@ namespace cistron::train {
 
 struct StepFailure {
   std::int64_t step = 0;
-  std::string message;        // of the error
-  std::string last_op;        // the newest one that the host started: "attention (cudnn)"
-  bool on_gpu = false;        // whose failures come to light at a later call
-  bool replayed = false;      // steps are replays of a CUDA graph, in which the host starts no op
+  std::string message;    // of the error
+  std::string last_op;    // the newest one that the host started: "attention (cudnn)"
+  bool on_gpu = false;    // whose failures come to light at a later call
+  bool replayed = false;  // steps are replays of a CUDA graph, in which the host starts no op
   std::optional<std::filesystem::path> checkpoint;  // the newest good one
 };
 
