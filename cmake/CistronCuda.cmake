@@ -37,14 +37,15 @@ if(CISTRON_CUDA)
   # NCCL's header, for ranks with a GPU each (cistron/comm/nccl). The library is loaded at run time, never linked.
   option(CISTRON_NCCL "Build the NCCL transport where NCCL's header is found" ON)
   if(CISTRON_NCCL)
-    find_path(CISTRON_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+    find_path(CISTRON_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS}
+              ${PROJECT_SOURCE_DIR}/build/nccl/nvidia/nccl/include)
   else()
     unset(CISTRON_NCCL_INCLUDE CACHE)
   endif()
   if(CISTRON_NCCL_INCLUDE)
     message(STATUS "NCCL: header in ${CISTRON_NCCL_INCLUDE}")
   else()
-    message(STATUS "NCCL: left out, no header was found; several ranks train on CPUs alone")
+    message(STATUS "NCCL: left out, scripts/setup_cuda.sh takes its header; several ranks train on CPUs alone")
   endif()
 endif()
 

@@ -8,7 +8,8 @@ namespace {
 [[noreturn]] void Refuse(const std::string& device) {
   CISTRON_THROW(kUnsupported,
                 "nccl: this build moves no tensors between GPUs ({} was asked for). Install NCCL's "
-                "header (Debian: libnccl-dev), configure with -DCISTRON_CUDA=ON and build again; "
+                "header (Debian: libnccl-dev, or scripts/setup_cuda.sh), configure with "
+                "-DCISTRON_CUDA=ON and build again; "
                 "or use device=cpu for several ranks, or one rank for a GPU",
                 device);
 }
