@@ -8,11 +8,11 @@ namespace cistron::model {
 namespace {
 
 std::unique_ptr<nn::TokenDispatcher> MakeDispatcher(const parallel::Mesh* mesh,
-                                                    std::int64_t num_experts) {
+                                                    std::int64_t num_experts, bool quantized_rows) {
   if (mesh == nullptr || mesh->ep() == 1) {
     return std::make_unique<nn::LocalTokenDispatcher>(num_experts);
   }
-  return std::make_unique<parallel::ExpertParallelDispatcher>(*mesh, num_experts);
+  return std::make_unique<parallel::ExpertParallelDispatcher>(*mesh, num_experts, quantized_rows);
 }
 
 std::unique_ptr<nn::StatisticsReducer> MakeReducer(const parallel::Mesh* mesh) {
@@ -36,11 +36,11 @@ nn::ParameterPartition PartitionOf(const parallel::Mesh* mesh, bool sharded,
 }  // namespace
 
 LocalMixtral::LocalMixtral(const ops::Context& ctx, const MixtralConfig& config, DType dtype,
-                           bool masters, const parallel::Mesh* ranks, bool sharded)
+                           bool masters, const parallel::Mesh* ranks, const RankOptions& options)
     : mesh(ranks),
       exchange(MakeExchange(ranks)),
-      store(ctx, dtype, masters, PartitionOf(ranks, sharded, exchange.get())),
-      dispatcher(MakeDispatcher(ranks, config.num_local_experts)),
+      store(ctx, dtype, masters, PartitionOf(ranks, options.sharded, exchange.get())),
+      dispatcher(MakeDispatcher(ranks, config.num_local_experts, options.quantized_rows)),
       statistics(MakeReducer(ranks)),
       model(ctx, config, dtype, store, *dispatcher, *statistics) {}
 

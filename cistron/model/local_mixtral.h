@@ -9,12 +9,18 @@
 
 namespace cistron::model {
 
+// How ranks that train together hold and exchange a model's tensors.
+struct RankOptions {
+  bool sharded = false;         // Mesh::Partition
+  bool quantized_rows = false;  // ExpertParallelDispatcher
+};
+
 struct LocalMixtral {
   // `masters`: of LocalParameterStore. `ranks`, which must outlive the model: the mesh of those
-  // that train it together, each of which makes one; null: this one alone. `sharded`:
-  // Mesh::Partition.
+  // that train it together, each of which makes one; null: this one alone.
   LocalMixtral(const ops::Context& ctx, const MixtralConfig& config, DType dtype,
-               bool masters = true, const parallel::Mesh* ranks = nullptr, bool sharded = false);
+               bool masters = true, const parallel::Mesh* ranks = nullptr,
+               const RankOptions& options = {});
   LocalMixtral(const LocalMixtral&) = delete;  // the model refers to its neighbours
   LocalMixtral& operator=(const LocalMixtral&) = delete;
 

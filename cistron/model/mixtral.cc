@@ -191,7 +191,8 @@ struct Mixtral::State {
     Tensor residual;  // the stream before x is added to it; undefined before the first layer
     for (std::size_t i = 0; i < layers.size(); ++i) {
       const DecoderLayer& layer = layers[i];
-      nn::Saved dropped;  // filled all the same: the pass is the one that backward repeats
+      // Filled all the same: the pass is the one that backward repeats.
+      nn::Saved dropped = nn::Saved::Dropped();
       nn::Saved* const attention_saved = Keeps(Recompute::kLayer) ? saved : Drop(saved, dropped);
       nn::Saved* const moe_saved = Keeps(Recompute::kMoe) ? saved : Drop(saved, dropped);
       const TraceRange range("layers.", static_cast<std::int64_t>(i));

@@ -5,6 +5,7 @@
 #include "cistron/nn/grouped_linear.h"
 #include "cistron/nn/scaled_swiglu.h"
 #include "cistron/ops/reduce/reduce.h"
+#include "cistron/quant/autocast.h"
 #include "cistron/tensor/trace.h"
 
 namespace cistron::nn {
@@ -68,7 +69,8 @@ MoeLayer::MoeLayer(ParameterStore& store, TokenDispatcher& dispatcher, const std
             Linear::Precision::kModel),
       experts_(MakeExperts(store, prefix + "experts.", config.router.num_experts, config.hidden,
                            config.ffn, /*is_expert=*/true)),
-      name_(prefix + "moe") {
+      name_(prefix + "moe"),
+      input_weight_(prefix + "experts.gate_up_proj") {
   if (config.shared_ffn > 0) {
     shared_split_ = std::make_unique<SharedSplit>();
     shared_ = MakeExperts(store, prefix + "shared_experts.", 1, config.hidden, config.shared_ffn,
@@ -111,7 +113,11 @@ Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& input, const Ten
   }
   ops::RouterForward(ctx, router, routing.logits, bias_, token_mask, scopes, out);
 
-  const TokenDispatcher::Dispatched d = dispatcher_->Dispatch(ctx, x, out.experts, out.probs);
+  // Weight gradients need column-wise codes, whose blocks hold rows of several ranks: exact rows.
+  const bool for_backward = saved != nullptr && !saved->is_dropped();
+  const TokenDispatcher::Dispatched d = dispatcher_->Dispatch(
+      ctx, x, out.experts, out.probs,
+      for_backward ? std::nullopt : quant::RowCodesOf(quant::RecipeFor(input_weight_)));
   const Tensor expert_out = experts_->Forward(
       ctx, d.rows.data, {.split_sizes = d.rows.split_sizes, .scale = d.probs}, saved);
   Tensor y = dispatcher_->Combine(ctx, *d.state, expert_out);

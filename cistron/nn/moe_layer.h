@@ -104,7 +104,7 @@ class MoeLayer {
   std::unique_ptr<Sequential> experts_, shared_;
   std::unique_ptr<SharedSplit> shared_split_;
   Tensor bias_;
-  std::string name_;
+  std::string name_, input_weight_;  // the layer's, and the parameter that its rows enter
 };
 
 }  // namespace cistron::nn

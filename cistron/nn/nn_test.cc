@@ -136,7 +136,7 @@ TEST(LocalTokenDispatcher, CombineOfDispatchSumsATokensRows) {
                                              -1};  // the second slot of token 1 is not routed
   const Tensor probs = Tensor::Zeros({2, 2}, DType::kF32);
   const auto d = dispatcher.Dispatch(ctx, Tensor::FromSpan<float>({2, 2}, x),
-                                     Tensor::FromSpan<std::int32_t>({2, 2}, experts), probs);
+                                     Tensor::FromSpan<std::int32_t>({2, 2}, experts), probs, {});
   const auto sizes = d.rows.split_sizes.span<std::int64_t>();
   EXPECT_EQ(sizes[0], 1);
   EXPECT_EQ(sizes[1], 0);

@@ -17,6 +17,15 @@ namespace cistron::nn {
 
 class Saved {
  public:
+  Saved() = default;
+  // Of a pass that is repeated before its backward: nobody will read the records.
+  static Saved Dropped() {
+    Saved saved;
+    saved.dropped_ = true;
+    return saved;
+  }
+  bool is_dropped() const { return dropped_; }
+
   // `owner` identifies the module instance.
   template <class T>
   T& Push(const void* owner, std::string_view name) {
@@ -68,6 +77,7 @@ class Saved {
     std::int64_t (*bytes)(const std::any&);
   };
   std::vector<Record> records_;
+  bool dropped_ = false;
 };
 
 }  // namespace cistron::nn

@@ -14,9 +14,9 @@ const LocalState& Local(const TokenDispatcher::State& state) {
 
 }  // namespace
 
-TokenDispatcher::Dispatched LocalTokenDispatcher::Dispatch(const ops::Context& ctx, const Tensor& x,
-                                                           const Tensor& experts,
-                                                           const Tensor& probs) {
+TokenDispatcher::Dispatched LocalTokenDispatcher::Dispatch(
+    const ops::Context& ctx, const Tensor& x, const Tensor& experts, const Tensor& probs,
+    const std::optional<QuantizedLayout>& /*row_codes*/) {
   auto state = std::make_shared<LocalState>();
   state->map = ops::BuildRowMap(ctx, experts, num_experts_);
   state->tokens = x.dim(0);

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "cistron/ops/context.h"
 #include "cistron/ops/permute/permute.h"
 #include "cistron/tensor/grouped_tensor.h"
+#include "cistron/tensor/quantized_tensor.h"
 
 namespace cistron::nn {
 
@@ -23,9 +25,12 @@ class TokenDispatcher {
   };
   virtual ~TokenDispatcher() = default;
 
-  // x [T, H], experts i32 [T, K], probs [T, K].
+  // x [T, H], experts i32 [T, K], probs [T, K]. `row_codes`: that nothing is read of the rows but
+  // their codes in this layout, row-wise, with scales that are powers of two, and that decoding
+  // them is exact: the rows may be the decoded values.
   virtual Dispatched Dispatch(const ops::Context& ctx, const Tensor& x, const Tensor& experts,
-                              const Tensor& probs) = 0;
+                              const Tensor& probs,
+                              const std::optional<QuantizedLayout>& row_codes) = 0;
   // y[t] = sum of the token's rows in slot order (they carry their probability already).
   virtual Tensor Combine(const ops::Context& ctx, const State& state, const Tensor& rows) = 0;
   // Gradient of Combine: each row receives its token's dy.
@@ -40,7 +45,8 @@ class LocalTokenDispatcher final : public TokenDispatcher {
  public:
   explicit LocalTokenDispatcher(std::int64_t num_experts) : num_experts_(num_experts) {}
   Dispatched Dispatch(const ops::Context& ctx, const Tensor& x, const Tensor& experts,
-                      const Tensor& probs) override;
+                      const Tensor& probs,
+                      const std::optional<QuantizedLayout>& row_codes) override;
   Tensor Combine(const ops::Context& ctx, const State& state, const Tensor& rows) override;
   Tensor CombineBackward(const ops::Context& ctx, const State& state, const Tensor& dy) override;
   void DispatchBackward(const ops::Context& ctx, const State& state, const Tensor& drows,

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cistron/base/error.h"
+#include "cistron/ops/quantize/quantize.h"
 
 namespace cistron::parallel {
 
@@ -59,17 +60,37 @@ ops::RowMap SortByExpert(const ops::Context& ctx, std::span<const std::int64_t> 
 
 }  // namespace
 
-Tensor ExpertParallelDispatcher::ToExperts(const ops::Context& ctx, const Exchange& e,
-                                           const Tensor& sent) const {
+// Rows as they are received: by sender, then expert.
+Tensor ExpertParallelDispatcher::Send(const ops::Context& ctx, const Exchange& e,
+                                      const Tensor& sent) const {
   const Tensor received = EmptyRows(ctx, sent, e.received_rows);
   mesh_.expert_group().AllToAll(sent, e.send_counts, received, e.receive_counts);
-  if (sent.rank() == 1) {
-    const Tensor rows = EmptyRows(ctx, sent, e.received_rows);
+  return received;
+}
+
+// The same, but that codes and scales travel.
+Tensor ExpertParallelDispatcher::SendQuantized(const ops::Context& ctx, const Exchange& e,
+                                               const Tensor& sent,
+                                               const QuantizedLayout& layout) const {
+  constexpr ops::QuantizeCopies kRowwise{.rowwise = true, .columnwise = false};
+  QuantizedTensor q = ops::EmptyQuantized(ctx, sent.shape(), Tensor(), layout, kRowwise);
+  ops::Quantize(ctx, sent, /*power_of_two=*/true, {}, q);
+  q.rowwise = {Send(ctx, e, q.rowwise.codes), Send(ctx, e, q.rowwise.scales)};
+  const Tensor received = EmptyRows(ctx, sent, e.received_rows);
+  q.shape = received.shape();
+  ops::Dequantize(ctx, q, Direction::kRowwise, ops::Write(received));
+  return received;
+}
+
+// Received rows in the order of this rank's experts.
+Tensor ExpertParallelDispatcher::ToExperts(const ops::Context& ctx, const Exchange& e,
+                                           const Tensor& received) const {
+  const Tensor rows = EmptyRows(ctx, received, e.received_rows);
+  if (received.rank() == 1) {
     ops::PermuteSlots(ctx, e.local, received.Reshape({e.received_rows, 1}), ops::Write(rows));
-    return rows;
+  } else {
+    ops::Permute(ctx, e.local, received, ops::Write(rows));
   }
-  const Tensor rows = EmptyRows(ctx, sent, e.received_rows);
-  ops::Permute(ctx, e.local, received, ops::Write(rows));
   return rows;
 }
 
@@ -86,10 +107,9 @@ Tensor ExpertParallelDispatcher::FromExperts(const ops::Context& ctx, const Exch
   return returned;
 }
 
-nn::TokenDispatcher::Dispatched ExpertParallelDispatcher::Dispatch(const ops::Context& ctx,
-                                                                   const Tensor& x,
-                                                                   const Tensor& experts,
-                                                                   const Tensor& probs) {
+nn::TokenDispatcher::Dispatched ExpertParallelDispatcher::Dispatch(
+    const ops::Context& ctx, const Tensor& x, const Tensor& experts, const Tensor& probs,
+    const std::optional<QuantizedLayout>& row_codes) {
   const std::int64_t ranks = mesh_.ep(), local_experts = num_experts_ / ranks;
   auto e = std::make_shared<Exchange>();
   e->map = ops::BuildRowMap(ctx, experts, num_experts_);
@@ -123,9 +143,11 @@ nn::TokenDispatcher::Dispatched ExpertParallelDispatcher::Dispatch(const ops::Co
   const Tensor sent_probs = ctx.Empty({e->sent_rows}, probs.dtype());
   ops::PermuteSlots(ctx, e->map, probs, ops::Write(sent_probs));
   Dispatched d;
-  d.rows.data = ToExperts(ctx, *e, sent);
+  const bool quantized = quantized_rows_ && row_codes.has_value();
+  d.rows.data = ToExperts(
+      ctx, *e, quantized ? SendQuantized(ctx, *e, sent, *row_codes) : Send(ctx, *e, sent));
   d.rows.split_sizes = e->local.split_sizes;
-  d.probs = ToExperts(ctx, *e, sent_probs);
+  d.probs = ToExperts(ctx, *e, Send(ctx, *e, sent_probs));
   d.state = std::move(e);
   return d;
 }
@@ -144,7 +166,7 @@ Tensor ExpertParallelDispatcher::CombineBackward(const ops::Context& ctx, const 
   const auto& e = static_cast<const Exchange&>(state);
   const Tensor sent = EmptyRows(ctx, dy, e.sent_rows);
   ops::Permute(ctx, e.map, dy, ops::Write(sent));
-  return ToExperts(ctx, e, sent);
+  return ToExperts(ctx, e, Send(ctx, e, sent));
 }
 
 void ExpertParallelDispatcher::DispatchBackward(const ops::Context& ctx, const State& state,

@@ -15,11 +15,13 @@ namespace cistron::parallel {
 
 class ExpertParallelDispatcher final : public nn::TokenDispatcher {
  public:
-  // `mesh` must outlive the dispatcher; `num_experts` of all ranks.
-  ExpertParallelDispatcher(const Mesh& mesh, std::int64_t num_experts)
-      : mesh_(mesh), num_experts_(num_experts) {}
+  // `mesh` must outlive the dispatcher; `num_experts` of all ranks. `quantized_rows`: rows of which
+  // nothing but codes is read travel as codes and scales.
+  ExpertParallelDispatcher(const Mesh& mesh, std::int64_t num_experts, bool quantized_rows)
+      : mesh_(mesh), num_experts_(num_experts), quantized_rows_(quantized_rows) {}
   Dispatched Dispatch(const ops::Context& ctx, const Tensor& x, const Tensor& experts,
-                      const Tensor& probs) override;
+                      const Tensor& probs,
+                      const std::optional<QuantizedLayout>& row_codes) override;
   Tensor Combine(const ops::Context& ctx, const State& state, const Tensor& rows) override;
   Tensor CombineBackward(const ops::Context& ctx, const State& state, const Tensor& dy) override;
   void DispatchBackward(const ops::Context& ctx, const State& state, const Tensor& drows,
@@ -28,11 +30,15 @@ class ExpertParallelDispatcher final : public nn::TokenDispatcher {
 
  private:
   struct Exchange;
-  Tensor ToExperts(const ops::Context& ctx, const Exchange& e, const Tensor& sent) const;
+  Tensor Send(const ops::Context& ctx, const Exchange& e, const Tensor& sent) const;
+  Tensor SendQuantized(const ops::Context& ctx, const Exchange& e, const Tensor& sent,
+                       const QuantizedLayout& layout) const;
+  Tensor ToExperts(const ops::Context& ctx, const Exchange& e, const Tensor& received) const;
   Tensor FromExperts(const ops::Context& ctx, const Exchange& e, const Tensor& rows) const;
 
   const Mesh& mesh_;
   std::int64_t num_experts_;
+  bool quantized_rows_;
 };
 
 }  // namespace cistron::parallel

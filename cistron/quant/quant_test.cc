@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cistron/base/error.h"
+#include "cistron/base/philox.h"
 #include "cistron/check/compare.h"
 #include "cistron/quant/autocast.h"
 #include "cistron/quant/quantizer.h"
@@ -34,6 +35,60 @@ TEST(Recipe, LayoutsFollowTheRole) {
       layout(Float8BlockScaling{.fp8_format = Fp8Format::kHybrid}, TensorRole::kOutputGradient),
       std::pair(Scaling::kBlock1x128, DType::kE5M2));
   EXPECT_THROW(LayoutOf(BF16{}, TensorRole::kInput), Error);
+}
+
+// Every bf16 value from 2^-115 to 1.75·2^127 as the largest of a block; the others are anything
+// below it.
+Tensor RowsOfEveryAmax(std::int64_t width) {
+  const std::int64_t first = (127 - 115) * 128, last = 254 * 128 + 96;
+  const Tensor x = Tensor::Empty({last - first + 1, width}, DType::kBF16);
+  const RandomStream stream(1, "quant_test", 0);
+  auto* const at = static_cast<std::uint16_t*>(x.raw());
+  for (std::int64_t row = 0; row < x.dim(0); ++row) {
+    const auto amax = static_cast<std::uint64_t>(first + row);
+    for (std::int64_t i = 0; i < width; ++i) {
+      const auto n = static_cast<std::uint64_t>(row * width + i);
+      // A magnitude up to 16 binades below, and a sign.
+      const std::uint64_t less =
+          i == 0 ? 0 : stream.Below(2 * n, std::min<std::uint64_t>(amax, 16 * 128));
+      at[row * width + i] =
+          static_cast<std::uint16_t>((amax - less) | stream.Below(2 * n + 1, 2) << 15);
+    }
+  }
+  return x;
+}
+
+Tensor CodedAndDecoded(const Tensor& x, const QuantizedLayout& layout, bool power_of_two) {
+  const ops::Context ctx;
+  const QuantizedTensor q = ops::EmptyQuantized(ctx, x.shape(), Tensor(), layout, {true, false});
+  ops::Quantize(ctx, x, power_of_two, {}, q);
+  const Tensor y = ctx.Empty(x.shape(), x.dtype());
+  ops::Dequantize(ctx, q, Direction::kRowwise, ops::Write(y));
+  return y;
+}
+
+TEST(Recipe, RowCodesAreThoseOfTheDecodedRows) {
+  for (const Recipe& recipe : {Recipe(MXFP8BlockScaling{}), Recipe(Float8BlockScaling{}),
+                               Recipe(Float8BlockScaling{.fp8_format = Fp8Format::kHybrid})}) {
+    const QuantizedLayout layout = RowCodesOf(recipe).value();
+    const Tensor bf16 = RowsOfEveryAmax(BlockSize(layout.scaling) + 3);  // and a ragged block
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      const Tensor x = ConvertTo(bf16, dtype);
+      const Tensor decoded = CodedAndDecoded(x, layout, true);
+      EXPECT_TRUE(
+          check::CompareBitwise("again", CodedAndDecoded(decoded, layout, true), decoded).ok)
+          << Name(recipe) << " of " << Name(dtype);
+      // With other scales the largest value is rounded, and with it the scale. (bf16 rounds it
+      // back.)
+      if (layout.scaling != Scaling::kBlock1x128 || dtype != DType::kF32) continue;
+      const Tensor other = CodedAndDecoded(x, layout, false);
+      EXPECT_FALSE(check::CompareBitwise("again", CodedAndDecoded(other, layout, false), other).ok);
+    }
+  }
+  EXPECT_FALSE(RowCodesOf(BF16{}));
+  EXPECT_FALSE(RowCodesOf(DelayedScaling{}));
+  EXPECT_FALSE(RowCodesOf(Float8CurrentScaling{.power_of_two_scales = true}));
+  EXPECT_FALSE(RowCodesOf(Float8BlockScaling{.power_of_two_scales = false}));
 }
 
 TEST(Recipe, OptionsOutOfRangeAreNamed) {

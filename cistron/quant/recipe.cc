@@ -69,6 +69,15 @@ bool PowerOfTwoScales(const Recipe& recipe) {
   return false;
 }
 
+std::optional<QuantizedLayout> RowCodesOf(const Recipe& recipe) {
+  const bool rows_alone = std::holds_alternative<MXFP8BlockScaling>(recipe) ||
+                          std::holds_alternative<Float8BlockScaling>(recipe);
+  const bool repeatable =
+      std::holds_alternative<MXFP8BlockScaling>(recipe) || PowerOfTwoScales(recipe);
+  if (!rows_alone || !repeatable) return std::nullopt;
+  return LayoutOf(recipe, TensorRole::kInput);
+}
+
 void Validate(const Recipe& recipe) {
   const auto* delayed = std::get_if<DelayedScaling>(&recipe);
   if (delayed == nullptr) return;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -64,6 +65,11 @@ bool Quantizes(const Recipe& recipe);
 QuantizedLayout LayoutOf(const Recipe& recipe, TensorRole role);
 // Whether f32 scales are powers of two.
 bool PowerOfTwoScales(const Recipe& recipe);
+// How rows of an input may be quantised before they reach its layer, where the layer reads them
+// row-wise alone: quantising the decoded values gives these values again. Blocks along the row
+// whose scale is a power of two (MXFP8BlockScaling; Float8BlockScaling with power_of_two_scales);
+// none where a scale is that of rows elsewhere too, or where decoding rounds.
+std::optional<QuantizedLayout> RowCodesOf(const Recipe& recipe);
 // Throws kInvalidArgument naming the option and its value: margin outside 0…64, an empty history.
 void Validate(const Recipe& recipe);
 

@@ -136,7 +136,7 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
                 "bench: states in bf16 without masters are for bf16, not {}",
                 Name(options.precision));
   model::LocalMixtral m(ctx, shape.model, ModelDType(options.precision), masters, options.mesh,
-                        options.sharded);
+                        {.sharded = options.sharded});
   const std::int64_t rows = options.micro_rows > 0 ? options.micro_rows : shape.batch;
   if (!masters && rows >= shape.batch) m.store.SetGradientDType(DType::kBF16);
   m.model.SetRecompute(options.recompute);

@@ -94,6 +94,21 @@ void CheckRanks(const LoadedConfig& loaded) {
   }
 }
 
+// Where the codes of a row are not a function of the row alone, or coding the decoded values gives
+// others, results would change.
+void CheckTravellingRows(const LoadedConfig& loaded) {
+  const RunConfig& c = loaded.config;
+  if (c.parallel.ep_rows == TravellingRows::kExact) return;
+  if (quant::RowCodesOf(MakeRecipe(c.precision, c.recipe))) return;
+  CISTRON_THROW(
+      kBadInput,
+      "{}=quantized: rows have codes of their own in precision=mxfp8, and in fp8_block with "
+      "recipe.power_of_two_scales=on, but not in precision={}{}; set "
+      "parallel.ep_rows=exact",
+      loaded.Where("parallel.ep_rows"), Name(c.precision),
+      c.precision == Precision::kFp8Block ? " recipe.power_of_two_scales=off" : "");
+}
+
 // Of a run, not of one that is planned.
 void CheckDevices(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
@@ -101,7 +116,8 @@ void CheckDevices(const LoadedConfig& loaded) {
   if (c.Ranks() > 1 && !comm::nccl::IsBuilt()) {
     CISTRON_THROW(kUnsupported,
                   "{}: {} ranks on GPUs exchange by NCCL, which this build has not: install its "
-                  "header (Debian: libnccl-dev), configure with -DCISTRON_CUDA=ON and build again, "
+                  "header (Debian: libnccl-dev, or scripts/setup_cuda.sh), configure with "
+                  "-DCISTRON_CUDA=ON and build again, "
                   "or train on one GPU or on CPUs",
                   loaded.Where(c.parallel.ep > 1 ? "parallel.ep" : "parallel.dp"), c.Ranks());
   }
@@ -384,6 +400,7 @@ void CheckStep(const LoadedConfig& loaded) {
   CheckHighPrecisionLayers(loaded);
   CheckBatch(loaded);
   CheckRanks(loaded);
+  CheckTravellingRows(loaded);
   CheckSchedule(loaded);
   CheckStates(loaded);
 }

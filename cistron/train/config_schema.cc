@@ -361,6 +361,8 @@ std::vector<ConfigKey> MakeKeys() {
                                                {"off", CudaGraph::kOff}};
   constexpr NamedValue<Sharding> kShardings[] = {{"none", Sharding::kNone},
                                                  {"full", Sharding::kFull}};
+  constexpr NamedValue<TravellingRows> kRows[] = {{"exact", TravellingRows::kExact},
+                                                  {"quantized", TravellingRows::kQuantized}};
   constexpr NamedValue<OptimStates> kStates[] = {{"fp32", OptimStates::kF32},
                                                  {"bf16", OptimStates::kBF16}};
   constexpr NamedValue<DeviceChoice> kDevices[] = {{"cpu", DeviceChoice::kCpu},
@@ -617,6 +619,12 @@ std::vector<ConfigKey> MakeKeys() {
              "full: ranks that would hold the same parameters each keep a shard of weights, "
              "gradients, masters and moments, and gather weights when they need them; none",
              kMechanical),
+      Choice(
+          "parallel.ep_rows", At(&C::parallel, &ParallelOptions::ep_rows), kRows,
+          "quantized: token rows travel to experts as codes and scales of mxfp8 or fp8_block, half "
+          "the bytes, in passes that have no weight gradients (evaluation, and those that are "
+          "recomputed); exact. Results are the same bits",
+          kMechanical),
       Integer("parallel.timeout", At(&C::parallel, &ParallelOptions::timeout),
               Between(1, 1'000'000),
               "seconds that a rank waits for others in one exchange before it ends the run",

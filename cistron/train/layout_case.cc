@@ -164,7 +164,8 @@ class Rank {
       : c_(c),
         layout_(layout),
         mesh_(world, layout.dp, layout.ep, c.config.num_local_experts),
-        m_(ctx_, c.config, c.dtype, true, &mesh_, layout.sharded),
+        m_(ctx_, c.config, c.dtype, true, &mesh_,
+           {.sharded = layout.sharded, .quantized_rows = c.quantized_rows}),
         optimizer_(ctx_, m_.store, {.adamw = {.eps = 0.02}}, m_.statistics.get()) {
     m_.model.SetRecompute(c.recompute);
     m_.store.Initialize(kSeed, c.config.initializer_range);

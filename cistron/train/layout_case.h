@@ -43,7 +43,8 @@ struct LayoutCase {
   bool one_routing = false;       // every token chooses experts 0 and 1
   bool drift = false;             // rank 1 flips the last bit of a weight after every step (fp32)
 
-  bool local_amax = false;  // each rank takes scales from its own rows
+  bool quantized_rows = false;  // parallel.ep_rows=quantized
+  bool local_amax = false;      // each rank takes scales from its own rows
   // What stands between a rank and the others; nothing where empty.
   std::function<std::unique_ptr<comm::Communicator>(comm::Communicator&)> wrap;
   bool die_in_save = false;  // rank 1 throws where the others write their parts

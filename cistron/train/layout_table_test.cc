@@ -324,6 +324,30 @@ TEST_F(LayoutTable, InFp8Block) {
                           {{2, 1}, {1, 4}, {2, 2}, {2, 2, 4}, {2, 2, 0, true}});
 }
 
+// Codes that travel in the place of rows of which nothing else is read.
+TEST_F(LayoutTable, QuantisedRowsChangeNoBit) {
+  for (const quant::Recipe& recipe :
+       {quant::Recipe(quant::MXFP8BlockScaling{}), quant::Recipe(quant::Float8BlockScaling{})}) {
+    for (const auto recompute : {model::Recompute::kNone, model::Recompute::kMoe}) {
+      LayoutCase c = Plain();
+      c.dtype = recompute == model::Recompute::kMoe ? DType::kBF16 : DType::kF32;
+      c.recipe = recipe;
+      c.recompute = recompute;
+      c.steps = 2;
+      for (const Layout& layout : {Layout{1, 4}, Layout{2, 2, 4, true}}) {
+        SCOPED_TRACE(fmt::format("{} {}", Name(recipe), layout.Name()));
+        c.quantized_rows = false;
+        const LayoutRun exact = TrainLayout(c, layout);
+        c.quantized_rows = true;
+        const auto got = QuantitiesOf(TrainLayout(c, layout));
+        for (const auto& [name, t] : QuantitiesOf(exact)) {
+          EXPECT_TRUE(testing::Agrees(check::CompareBitwise(name, got.at(name), t)));
+        }
+      }
+    }
+  }
+}
+
 // Its amax is that of all ranks' rows, so that only micro-batches part what has one scale.
 TEST_F(LayoutTable, InFp8Current) {
   CompareQuantisedLayouts(quant::Float8CurrentScaling{},

@@ -48,7 +48,8 @@ MeasuredRanks MeasureRanks(const StepProblem& s, int steps) {
       const ops::Context ctx = ops::Context().WithAllocator(*allocator);
       const parallel::Mesh mesh(world, p.dp, p.ep, p.model.num_local_experts);
       model::LocalMixtral m(ctx, p.model, ModelDType(p.precision), true, &mesh,
-                            p.sharding == Sharding::kFull);
+                            {.sharded = p.sharding == Sharding::kFull,
+                             .quantized_rows = p.ep_rows == TravellingRows::kQuantized});
       m.model.SetRecompute(p.recompute);
       m.store.Initialize(0, 0.02);
       optim::AdamWOptimizer optimizer(ctx, m.store, {}, m.statistics.get());

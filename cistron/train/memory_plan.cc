@@ -548,7 +548,8 @@ MemoryProblem MemoryProblemOf(const RunConfig& c) {
           .threads = c.threads > 0 ? c.threads : NumThreads(),
           .dp = c.parallel.dp,
           .ep = c.parallel.ep,
-          .sharding = c.parallel.shard};
+          .sharding = c.parallel.shard,
+          .ep_rows = c.parallel.ep_rows};
 }
 
 std::int64_t MemoryPlan::Of(MemoryKind kind) const {

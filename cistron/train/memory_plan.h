@@ -33,6 +33,7 @@ struct MemoryProblem {
   // Of many ranks; all else is one rank's.
   std::int64_t dp = 1, ep = 1;
   Sharding sharding = Sharding::kNone;
+  TravellingRows ep_rows = TravellingRows::kExact;
   // Rows that the experts of a rank have room for, as a multiple of tokens · top_k: 1 where every
   // rank gets as many as it sends and buffers are exact, above it where they are made beforehand.
   double row_capacity = 1;

@@ -51,10 +51,14 @@ struct EvalOptions {
 // Whether ranks that would hold the same parameters share them out: weights, gradients, masters and
 // moments, dense ones over all ranks, experts over those that have the same ones.
 enum class Sharding { kNone, kFull };
+// Whether token rows travel to experts as they are, or, where experts read nothing else of them, as
+// the recipe's codes and scales.
+enum class TravellingRows { kExact, kQuantized };
 struct ParallelOptions {
   std::int64_t dp = 1;
   std::int64_t ep = 1;
   Sharding shard = Sharding::kNone;
+  TravellingRows ep_rows = TravellingRows::kExact;
   std::int64_t timeout = 600;  // seconds that a rank waits for others
 };
 // Of AdamW in a bf16 model: kF32 keeps fp32 masters and moments, kBF16 neither.

@@ -420,6 +420,22 @@ TEST(RunConfig, PresetsOfManyRanks) {
                                                   16LL * (8 + 2) * 2048 + 2048 + 2LL * 256 * 2048);
 }
 
+TEST(RunConfig, RowsTravelQuantisedWhereThatChangesNothing) {
+  const auto error = [](const std::vector<std::string>& keys) {
+    return ErrorOf("", Join(Join(kLegal, keys), {"parallel.ep_rows=quantized"}));
+  };
+  EXPECT_EQ(error({"precision=mxfp8"}), "");
+  EXPECT_EQ(error({"precision=fp8_block"}), "");
+  for (const std::vector<std::string>& keys : std::vector<std::vector<std::string>>{
+           {"precision=bf16"},
+           {"precision=fp8_current"},
+           {"precision=fp8_delayed"},
+           {"precision=fp8_block", "recipe.power_of_two_scales=off"}}) {
+    EXPECT_THAT(error(keys), AllOf(HasSubstr("parallel.ep_rows (the command line)=quantized"),
+                                   HasSubstr(keys.front()), HasSubstr(keys.back())));
+  }
+}
+
 TEST(RunConfig, MissingPresetListsTheKnownOnes) {
   EXPECT_EQ(FindPreset("L0_sanity").stem(), "L0_sanity");
   try {

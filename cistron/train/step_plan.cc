@@ -42,6 +42,29 @@ class TrafficSum {
   std::vector<Traffic> all_;
 };
 
+// Layers whose rows of passes without backward travel as codes.
+std::int64_t LayersOfQuantizedRows(const MemoryProblem& p) {
+  if (p.ep_rows == TravellingRows::kExact) return 0;
+  const std::int64_t layers = p.model.num_hidden_layers;
+  const quant::HighPrecisionLayers exact = HighPrecisionLayersOf(p.recipe, layers);
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < layers; ++i) {
+    count += exact.Contains(fmt::format("model.layers.{}.mlp.experts.gate_up_proj", i)) ? 0 : 1;
+  }
+  return count;
+}
+
+// Of a row as codes and scales.
+std::int64_t BytesOfCodes(const MemoryProblem& p) {
+  const auto layout = quant::RowCodesOf(MakeRecipe(p.precision, p.recipe));
+  CISTRON_CHECK(layout.has_value(), "plan: rows of precision={} have no codes of their own",
+                Name(p.precision));
+  const Shape row({1, p.model.hidden_size});
+  const auto scale = static_cast<std::int64_t>(
+      SizeOf(layout->scaling == Scaling::kMxfp8 ? DType::kE8M0 : DType::kF32));
+  return row.numel() + ScaleShape(*layout, row, Tensor(), Direction::kRowwise).numel() * scale;
+}
+
 // Token rows between the ranks of an expert group.
 void AddRows(const StepProblem& s, TrafficSum& sum) {
   const MemoryProblem& p = s.memory;
@@ -56,6 +79,12 @@ void AddRows(const StepProblem& s, TrafficSum& sum) {
   const std::int64_t forward = passes * (p.recompute == model::Recompute::kNone ? 1 : 2);
   // Weights of rows travel beside them; counts go ahead.
   sum.Add(kDispatch, group, forward * (rows * (row + size.compute) + counts), 2 * forward);
+  // Of two forward passes the first has no backward. Scales are one exchange more.
+  const std::int64_t quantized =
+      p.recompute == model::Recompute::kNone ? 0 : LayersOfQuantizedRows(p) * s.micro_steps;
+  if (quantized > 0) {
+    sum.Add(kDispatch, group, quantized * rows * (BytesOfCodes(p) - row), quantized);
+  }
   sum.Add(kCombine, group, forward * rows * row, forward);
   sum.Add(kCombineBackward, group, passes * rows * row, passes);
   sum.Add(kDispatchBackward, group, passes * rows * (row + size.compute), passes);

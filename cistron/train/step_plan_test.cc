@@ -84,6 +84,15 @@ TEST(StepPlan, TrafficOfOtherStepsIsWhatThreadsSend) {
   check("layer", [](StepProblem& s) { s.memory.recompute = model::Recompute::kLayer; });
   check("bf16", [](StepProblem& s) { s.memory.precision = Precision::kBf16; });
   check("mxfp8", [](StepProblem& s) { s.memory.precision = Precision::kMxfp8; });
+  for (const Precision precision : {Precision::kMxfp8, Precision::kFp8Block}) {
+    for (const auto recompute : {model::Recompute::kNone, model::Recompute::kMoe}) {
+      check(fmt::format("quantised rows of {}", Name(precision)), [&](StepProblem& s) {
+        s.memory.precision = precision;
+        s.memory.recompute = recompute;
+        s.memory.ep_rows = TravellingRows::kQuantized;
+      });
+    }
+  }
   check("z-loss", [](StepProblem& s) { s.memory.model.moe_z_loss_coeff = 1e-3; });
   check("sequences", [](StepProblem& s) {
     s.memory.model.aux_scope = model::AuxScope::kSequence;

@@ -160,7 +160,8 @@ class Trainer {
         ctx_(ops::Context(device).WithStrict(config_.strict).WithRecorder(&profile_)),
         corpus_(data::Corpus::Open(DataOf(config_))),
         model_(ctx_, ModelOf(config_), ModelDType(config_.precision), config_.HasMasters(), &mesh,
-               config_.parallel.shard == Sharding::kFull),
+               {.sharded = config_.parallel.shard == Sharding::kFull,
+                .quantized_rows = config_.parallel.ep_rows == TravellingRows::kQuantized}),
         optimizer_(ctx_, model_.store, OptimizerOptions(config_.optim), model_.statistics.get()),
         stream_(std::make_unique<data::TrainingStream>(corpus_, config_.seed,
                                                        config_.batch.global_tokens)) {
