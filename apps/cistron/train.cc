@@ -19,6 +19,8 @@
 #include "cistron/comm/inproc.h"
 #include "cistron/comm/mpi/mpi.h"
 #include "cistron/data/corpus.h"
+#include "cistron/io/file.h"
+#include "cistron/io/manifest.h"
 #include "cistron/parallel/agreement.h"
 #include "cistron/parallel/mesh.h"
 #include "cistron/train/config_schema.h"
@@ -31,6 +33,13 @@ namespace {
 
 // Above this many training bases the Markov models take longer than a person waits.
 constexpr std::int64_t kBaselineBases = 64'000'000;
+
+// This program, by its file: two builds of one version may compute other bits.
+std::string ProgramText() {
+  const std::string program = io::ReadFile("/proc/self/exe");
+  return fmt::format("cistron {} ({:016x})", kVersion,
+                     io::Checksum(program.data(), program.size()));
+}
 
 class TrainCommand final : public Command {
  public:
@@ -80,11 +89,11 @@ class TrainCommand final : public Command {
     train::TrainHooks hooks;
     hooks.resume_command = ResumeCommand();
     hooks.stop_requested = [] { return StopSignal() != nullptr; };
-    hooks.version = kVersion;
     train::TrainOutcome outcome;
     train::RunConfig config;
     if (launched && (launched->size > 1 || comm::mpi::IsBuilt())) {
       hooks.lines_only = true;
+      if (launched->size > 1) hooks.program = ProgramText();
       const int status = TrainAsRank(*launched, hooks, config, outcome);
       if (status != kOk || launched->rank != 0) return status;
     } else {

@@ -673,16 +673,17 @@ class Trainer {
   std::string graph_note_;
 };
 
-// Ranks that were started with other configurations would train nothing that means anything.
-void CheckAlike(const LoadedConfig& loaded, const std::string& version, comm::Communicator& ranks) {
+// Ranks that were started with other configurations, or are other programs, would train nothing
+// that means anything.
+void CheckAlike(const LoadedConfig& loaded, const std::string& program, comm::Communicator& ranks) {
   if (ranks.size() == 1) return;
-  const std::string mine = fmt::format("{}\n{}", version, ToYaml(loaded.config));
+  const std::string mine = fmt::format("{}\n{}", program, ToYaml(loaded.config));
   const std::vector<std::string> all = parallel::FromAll(ranks, [&] { return mine; });
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
     throw parallel::SharedError(
         ErrorCode::kBadInput,
-        fmt::format("rank {} was started with another configuration or version than rank 0; they "
+        fmt::format("rank {} was started with another configuration or program than rank 0; they "
                     "differ first in {}",
                     r, FirstDifference(all[0], all[r])));
   }
@@ -723,7 +724,7 @@ TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks, comm::Co
       CheckRunConfig(loaded);
       return std::string();
     });
-    CheckAlike(loaded, hooks.version, *ranks);
+    CheckAlike(loaded, hooks.program, *ranks);
     const std::int64_t dp = config.parallel.dp, ep = config.parallel.ep;
     parallel::FromAll(*ranks, [&] {
       parallel::Mesh::Check(ranks->size(), dp, ep, config.model.num_local_experts);

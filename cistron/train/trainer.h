@@ -24,7 +24,7 @@ struct TrainHooks {
   std::FILE* out = stdout;          // progress and notices
   bool lines_only = false;          // no progress bar: mpirun makes a terminal of any file
   std::string resume_command = {};  // as people would type it, for the notice of a stopped run
-  std::string version = {};         // of the program: must be the same on every rank
+  std::string program = {};         // which it is: must be the same on every rank
 };
 
 struct TrainOutcome {

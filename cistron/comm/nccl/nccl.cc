@@ -3,26 +3,18 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <array>
 #include <cstdio>
 #include <cstring>
 #include <vector>
 
 #include "cistron/comm/nccl/library.h"
 #include "cistron/comm/nccl/nccl_communicator.h"
+#include "cistron/comm/nccl/places.h"
 #include "cistron/tensor/cuda/check.h"
 #include "cistron/tensor/cuda_backend.h"
 
 namespace cistron::comm::nccl {
 namespace {
-
-// Where a rank runs. Plain bytes: it travels as it is.
-struct Place {
-  std::array<char, 256> machine{};
-  std::array<char, 16> gpu{};  // the UUID, which no other GPU has
-  std::int32_t index = 0;
-  std::int32_t visible = 0;  // GPUs that the rank sees
-};
 
 Place Here() {
   Place place;
@@ -69,22 +61,7 @@ Device DeviceOfRank(Communicator& control) {
   Place own = Here();
   own.visible = static_cast<std::int32_t>(cuda::Devices().size());
   const std::vector<Place> all = Gather(control, own);
-  int before = 0;
-  for (int r = 0; r < control.rank(); ++r) {
-    if (all[static_cast<std::size_t>(r)].machine == own.machine) ++before;
-  }
-  // Launchers may show every rank its own GPU alone.
-  const int index = own.visible == 1 ? 0 : before;
-  for (int r = 0; r < control.size(); ++r) {
-    const Place& place = all[static_cast<std::size_t>(r)];
-    int neighbours = 0;
-    for (const Place& other : all) neighbours += other.machine == place.machine ? 1 : 0;
-    // Equal numbers on every rank: all throw.
-    if (place.visible == 1 || neighbours <= place.visible) continue;
-    CISTRON_THROW(kUnsupported,
-                  "nccl: {} has {} GPUs for its {} ranks; start at most one rank a GPU",
-                  place.machine.data(), place.visible, neighbours);
-  }
+  const int index = DeviceIndex(all, control.rank());
   return {DeviceType::kCuda, index};
 }
 
@@ -99,15 +76,7 @@ std::unique_ptr<Communicator> Connect(Communicator& control, Device device,
   own.index = device.index;
   std::memcpy(own.gpu.data(), properties.uuid.bytes, own.gpu.size());
   const std::vector<Place> all = Gather(control, own);
-  for (std::size_t a = 0; a < all.size(); ++a) {
-    for (std::size_t b = 0; b < a; ++b) {
-      if (all[a].gpu != all[b].gpu) continue;
-      CISTRON_THROW(kBadInput,
-                    "nccl: ranks {} and {} are both on one GPU of {} (cuda:{} and cuda:{}); NCCL "
-                    "needs a GPU for each rank: start fewer ranks, or show each its own",
-                    b, a, all[a].machine.data(), all[b].index, all[a].index);
-    }
-  }
+  CheckOneRankAGpu(all);
   ConnectOptions complete = options;
   if (!complete.on_failure) complete.on_failure = EndProcess;
   return MakeNcclCommunicator(control, device, complete);
