@@ -45,7 +45,7 @@ function(cistron_test name)
   if(NOT CISTRON_BUILD_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "SLOW" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} cistron_flags cistron_test_main GTest::gmock)
   target_compile_definitions(${name} PRIVATE CISTRON_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
@@ -58,6 +58,9 @@ function(cistron_test name)
   # Idle OpenMP threads yield: tests share two cores.
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
                        ENVIRONMENT "OMP_WAIT_POLICY=passive;ASAN_OPTIONS=allocator_may_return_null=1")
+  if(ARG_SLOW)
+    set_tests_properties(${name} PROPERTIES COST 100)  # starts first, or it runs alone in the end
+  endif()
   if("cuda" IN_LIST ARG_LABELS)
     add_dependencies(cuda_tests ${name})
   endif()

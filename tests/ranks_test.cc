@@ -1,5 +1,6 @@
 // Ranks as processes: under mpirun and `cistron launch` they train what threads train; they stop,
 // fail and are refused together, with one message and no process left.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +13,7 @@
 #include <thread>
 
 #include "cistron/base/threads.h"
+#include "cistron/comm/nccl/nccl.h"
 #include "cistron/io/file.h"
 #include "tests/same_run.h"
 #include "tests/subprocess.h"
@@ -29,6 +31,7 @@ using std::chrono::milliseconds;
 using Strings = std::vector<std::string>;
 
 constexpr int kSteps = 60;
+constexpr const char* kDecayEnd = "optim.decay_end=60";
 // For a machine that does other things, too.
 constexpr std::chrono::seconds kSlack{30};
 
@@ -85,11 +88,29 @@ class RanksTest : public ::testing::Test {
     const Result r = Run(Strings{CISTRON_PROGRAM} + TrainWords(run, Strings{"threads=2"} + more));
     ASSERT_EQ(r.status, 0) << r.err;
   }
-  void FinishAndCompare(const std::string& run, const Strings& more = {}) {
-    const Result r = Run(Mpirun(2, TrainWords(run, more)));
+  // Of a run that a test interrupts wherever it is: more steps than are made by then, at rates that
+  // do not depend on their number.
+  static Strings Endless(const Strings& more = {}) {
+    return Strings{"train.steps=1000000", kDecayEnd} + more;
+  }
+  // Some steps more than the run has saved, by `command`, or by mpirun; all of them must be those
+  // of a run that nothing interrupted.
+  void FinishAndCompare(const std::string& run, const Strings& more = {},
+                        const std::string& command = {}) {
+    const fs::path checkpoints = train::RunPaths{tiny_.path(run)}.checkpoints();
+    const bool saved = io::NewestGoodCheckpoint(checkpoints).has_value();
+    const std::string end =
+        fmt::format("train.steps={}", (saved ? tiny_.Newest(run).step() : 0) + 4);
+    const std::string whole = "whole-" + run;
+    TrainOnThreads(whole, more + Strings{end, kDecayEnd});
+    const Strings keys = {end, kDecayEnd, "run.on_exists=resume"};
+    const Result r =
+        command.empty()
+            ? Run(Mpirun(2, TrainWords(run, more + keys)))
+            : Run({"/bin/sh", "-c", fmt::format("{} {}", command, fmt::join(keys, " "))});
     ASSERT_EQ(r.status, 0) << r.err;
     EXPECT_THAT(r.out, HasSubstr("held-out: "));
-    testing::ExpectSameRun(tiny_, run, "whole");
+    testing::ExpectSameRun(tiny_, run, whole);
     EXPECT_FALSE(HasTemporaries(run)) << "left in " << run;
   }
 
@@ -213,11 +234,10 @@ TEST_F(RanksTest, ThreadsOfARankAreThoseThatWereAskedFor) {
 
 // mpirun notices and ends the others.
 TEST_F(RanksTest, ARankThatIsKilledInAStepEndsTheOthersAndTheRunResumes) {
-  const Strings saves = {"checkpoint.every=5", "train.steps=150"};
-  TrainOnThreads("whole", saves);
   for (const int rank : {0, 1}) {
     const std::string run = fmt::format("step{}", rank);
-    testing::Process process(tiny_.path("."), Mpirun(2, TrainWords(run, saves)));
+    testing::Process process(tiny_.path("."),
+                             Mpirun(2, TrainWords(run, Endless({"checkpoint.every=5"}))));
     AwaitStep(run, 7);
     const auto pids = Pids(run);
     ASSERT_EQ(pids.size(), 2u);
@@ -227,16 +247,15 @@ TEST_F(RanksTest, ARankThatIsKilledInAStepEndsTheOthersAndTheRunResumes) {
     EXPECT_LE(Count(process.Errors(), "error: "), 1u) << process.Errors();
     ExpectNoRankLeft(run);
     EXPECT_GE(tiny_.Newest(run).step(), 5);
-    FinishAndCompare(run, saves);
+    FinishAndCompare(run);
   }
 }
 
 TEST_F(RanksTest, ARankThatIsKilledInASaveEndsTheOthersAndTheRunResumes) {
-  const Strings saves = {"checkpoint.every=1", "train.steps=150"};
-  TrainOnThreads("whole", saves);
   for (const int rank : {0, 1}) {
     const std::string run = fmt::format("save{}", rank);
-    testing::Process process(tiny_.path("."), Mpirun(2, TrainWords(run, saves)));
+    testing::Process process(tiny_.path("."),
+                             Mpirun(2, TrainWords(run, Endless({"checkpoint.every=1"}))));
     AwaitStep(run, 3);
     const auto pids = Pids(run);
     ASSERT_EQ(pids.size(), 2u);
@@ -247,18 +266,17 @@ TEST_F(RanksTest, ARankThatIsKilledInASaveEndsTheOthersAndTheRunResumes) {
     EXPECT_LE(Count(process.Errors(), "error: "), 1u) << process.Errors();
     ExpectNoRankLeft(run);
     EXPECT_EQ(tiny_.Newest(run).step(), saved) << "a half-written checkpoint counts";
-    FinishAndCompare(run, saves);
+    FinishAndCompare(run);
   }
 }
 
 // A launcher that does not care about a rank that is gone: the others wait as long as the key says.
 TEST_F(RanksTest, TheWatchdogEndsRanksWhoseFellowIsGone) {
-  const Strings saves = {"checkpoint.every=5", "train.steps=150"}, timeout = {"parallel.timeout=3"};
-  TrainOnThreads("whole", saves);
+  const Strings keys = Endless({"checkpoint.every=5", "parallel.timeout=3"});
   for (const int signal : {SIGKILL, SIGSTOP}) {
     const std::string run = fmt::format("alone{}", signal);
     testing::Process process(tiny_.path("."),
-                             Mpirun(2, TrainWords(run, saves + timeout), {"--enable-recovery"}));
+                             Mpirun(2, TrainWords(run, keys), {"--enable-recovery"}));
     AwaitStep(run, 7);
     const auto pids = Pids(run);
     ASSERT_EQ(pids.size(), 2u);
@@ -271,14 +289,14 @@ TEST_F(RanksTest, TheWatchdogEndsRanksWhoseFellowIsGone) {
     EXPECT_THAT(process.Errors(), AllOf(HasSubstr("waited 3.0 s for rank 1"),
                                         HasSubstr("finished last: operation ")));
     ExpectNoRankLeft(run);
-    FinishAndCompare(run, saves);
+    FinishAndCompare(run);
   }
 }
 
 TEST_F(RanksTest, SignalsSaveOnAllRanksAndTheRunResumes) {
-  // Steps slow enough that a signal comes in time.
-  const Strings steps = {"train.steps=300", "batch.global_tokens=4096", "eval.every=0"};
-  TrainOnThreads("whole", steps);
+  // Slow steps, of which mpirun's second does not hold many.
+  const Strings batch = {"batch.global_tokens=4096", "eval.every=0"};
+  const Strings steps = Endless(batch);
   struct Case {
     const char* run;
     int signal;
@@ -308,26 +326,21 @@ TEST_F(RanksTest, SignalsSaveOnAllRanksAndTheRunResumes) {
     // mpirun that is asked to end gives the ranks a second, which may be too short, and its status
     // says that it was asked.
     const bool by_mpirun = !c.to_a_rank && c.signal == SIGTERM;
-    const auto stopped = tiny_.Metrics(c.run);
-    ASSERT_LT(stopped.size(), 300u) << "the run was over before the signal came";
     if (!by_mpirun) {
       EXPECT_EQ(status, 0) << process.Errors();
       EXPECT_THAT(process.Output(), HasSubstr("as asked; saved in"));
-      EXPECT_EQ(tiny_.Newest(c.run).step(), stopped.back().step);
+      EXPECT_EQ(tiny_.Newest(c.run).step(), tiny_.Metrics(c.run).back().step);
     }
+    std::string shown;
     if (c.command[0] == CISTRON_PROGRAM) {
       // What it prints continues the run, on all ranks.
       const std::string output = process.Output(), mark = "To continue: ";
       ASSERT_THAT(output, HasSubstr(mark));
       const std::size_t at = output.find(mark) + mark.size();
-      const std::string shown = output.substr(at, output.find('\n', at) - at);
+      shown = output.substr(at, output.find('\n', at) - at);
       EXPECT_THAT(shown, HasSubstr(" launch -n 2 "));
-      const Result r = Run({"/bin/sh", "-c", shown});
-      EXPECT_EQ(r.status, 0) << r.err;
-      testing::ExpectSameRun(tiny_, c.run, "whole");
-    } else {
-      FinishAndCompare(c.run, steps);
     }
+    FinishAndCompare(c.run, batch, shown);
   }
 }
 
@@ -373,13 +386,26 @@ TEST_F(RanksTest, RanksThatWereStartedDifferentlyAreRefused) {
                 "different", HasSubstr("--sead"));
 }
 
+// Of the same version and arguments: another build, or an old copy on one machine.
+TEST_F(RanksTest, RanksOfAnotherProgramAreRefused) {
+  const fs::path other = tiny_.path("cistron");
+  fs::copy_file(CISTRON_PROGRAM, other);
+  std::ofstream(other, std::ios::app) << "another";  // beyond what is loaded
+  ExpectRefused(Mpirun(1, TrainWords("other")) + Strings{":", "-np", "1", other.string()} +
+                    TrainWords("other"),
+                "other",
+                AllOf(HasSubstr("error: rank 1 was started with another configuration or program "
+                                "than rank 0; they differ first in 'cistron "),
+                      Not(HasSubstr("seed"))));
+}
+
 TEST_F(RanksTest, BadInputIsToldOnceWithNoProcessLeft) {
   struct Case {
     int ranks;
     Strings keys;
     const char* message;
   };
-  const std::vector<Case> cases = {
+  std::vector<Case> cases = {
       {2,
        {"parallel.ep=4"},
        "parallel.dp=1 times parallel.ep=4 must be the number of ranks, which is 2; with that "
@@ -397,13 +423,20 @@ TEST_F(RanksTest, BadInputIsToldOnceWithNoProcessLeft) {
       {2, {"--sead"}, "--sead"},
       {2, {"--ranks", "2"}, "leave it out under `mpirun -np 2`"},
   };
+  if (!comm::nccl::IsBuilt()) {
+    cases.push_back(
+        {2, {"device=cuda"}, "2 ranks on GPUs exchange by NCCL, which this build has not"});
+  }
   for (const Case& c : cases) {
     SCOPED_TRACE(c.message);
     const Strings words = TrainWords("bad", c.keys);
     ExpectRefused(Mpirun(c.ranks, words), "bad", HasSubstr(c.message));
     if (c.keys[0] == "--ranks") continue;  // of threads
-    ExpectRefused(Launch(c.ranks, words), "bad", HasSubstr(c.message));
     ExpectRefused(Launch(c.ranks, words, {"--as", "threads"}), "bad", HasSubstr(c.message));
+    // Its processes are those of mpirun above: one that meets the error by itself, one that others
+    // tell.
+    if (&c != &cases.front() && c.keys[0] != "sead=2") continue;
+    ExpectRefused(Launch(c.ranks, words), "bad", HasSubstr(c.message));
   }
 }
 

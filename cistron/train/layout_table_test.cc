@@ -262,22 +262,28 @@ TEST_F(LayoutTable, ThreadsChangeNoBit) {
   ExpectSameBits(many, few);
 }
 
-// One rank, its rows in other orders: what any quantity of an 8-bit run may move by.
-std::map<std::string, double> Spread(LayoutCase c, const Layout& layout) {
+// One rank with its rows as they are, and what any quantity of an 8-bit run moves by where they are
+// in another order.
+struct Shuffled {
+  std::map<std::string, Tensor> quantities;
+  std::map<std::string, double> spread;
+};
+Shuffled TrainShuffled(LayoutCase c, const Layout& layout) {
   std::vector<std::map<std::string, Tensor>> runs;
   for (c.row_order = 0; c.row_order < 6; ++c.row_order) {
     runs.push_back(QuantitiesOf(TrainLayout(c, layout)));
   }
-  std::map<std::string, double> spread;
+  Shuffled shuffled{runs.front(), {}};
   for (const auto& [name, t] : runs.front()) {
     if (name.starts_with("scores/")) continue;
+    double& spread = shuffled.spread[name];
     for (std::size_t i = 0; i < runs.size(); ++i) {
       for (std::size_t j = 0; j < i; ++j) {
-        spread[name] = std::max(spread[name], Distance(runs[i].at(name), runs[j].at(name)));
+        spread = std::max(spread, Distance(runs[i].at(name), runs[j].at(name)));
       }
     }
   }
-  return spread;
+  return shuffled;
 }
 
 void CompareQuantisedLayouts(const quant::Recipe& recipe, const std::vector<Layout>& layouts) {
@@ -285,24 +291,26 @@ void CompareQuantisedLayouts(const quant::Recipe& recipe, const std::vector<Layo
   c.dtype = DType::kBF16;
   c.recipe = recipe;
   c.rows = 96;  // more for an expert than a block holds
-  std::map<std::int64_t, std::pair<LayoutRun, std::map<std::string, double>>> of_one;
+  std::map<std::int64_t, Shuffled> by_micro_rows;
+  const auto of_one = [&](std::int64_t micro_rows) -> const Shuffled& {
+    auto it = by_micro_rows.find(micro_rows);
+    if (it == by_micro_rows.end()) {
+      it = by_micro_rows.emplace(micro_rows, TrainShuffled(c, {1, 1, micro_rows})).first;
+    }
+    return it->second;
+  };
   for (const Layout& layout : layouts) {
     SCOPED_TRACE(fmt::format("{} {}", Name(recipe), layout.Name()));
     // One rank that computes at once what all ranks together do.
-    const Layout one{1, 1, layout.micro_rows * layout.ranks()};
-    auto it = of_one.find(one.micro_rows);
-    if (it == of_one.end()) {
-      it = of_one.emplace(one.micro_rows, std::pair(TrainLayout(c, one), Spread(c, one))).first;
-    }
-    const auto& [expected, spread] = it->second;
+    const auto& [expected, spread] = of_one(layout.micro_rows * layout.ranks());
     // In evaluation the amax is that of a rank's rows: as of one rank that has as many at once.
     const bool own_amax = std::holds_alternative<quant::Float8CurrentScaling>(recipe);
     const double heldout_spread =
-        own_amax ? Spread(c, {1, 1, c.rows / layout.ranks()}).at("heldout") : 0;
+        own_amax ? of_one(c.rows / layout.ranks()).spread.at("heldout") : 0;
     const LayoutRun run = TrainLayout(c, layout);
     EXPECT_EQ(run.differences, std::vector<std::string>());
     const std::map<std::string, Tensor> got = QuantitiesOf(run);
-    for (const auto& [name, t] : QuantitiesOf(expected)) {
+    for (const auto& [name, t] : expected) {
       if (name.starts_with("scores/")) continue;
       // What is read is rounded once to fp32, or a sum in f64.
       const double rounding = (t.dtype() == DType::kF64 ? check::Gamma(kTerms, DType::kF64)
@@ -370,10 +378,10 @@ TEST_F(LayoutTable, LocalAmaxIsSeen) {
   EXPECT_FALSE(TrainLayout(c, {2, 1}).differences.empty());
   c.recipe = quant::Float8CurrentScaling{};
   const std::string name = "model.layers.0.mlp.experts.gate_up_proj";
-  const double spread = Spread(c, {1, 1, c.rows}).at("gradient/" + name);
-  const LayoutRun one = TrainLayout(c, {});
-  EXPECT_GT(Distance(TrainLayout(c, {2, 1}).gradients.at(name), one.gradients.at(name)),
-            30 * spread);
+  const Shuffled one = TrainShuffled(c, {1, 1, c.rows});
+  EXPECT_GT(
+      Distance(TrainLayout(c, {2, 1}).gradients.at(name), one.quantities.at("gradient/" + name)),
+      30 * one.spread.at("gradient/" + name));
 }
 
 }  // namespace
