@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include <algorithm>
 #include <chrono>
@@ -23,6 +24,12 @@ std::int64_t PeakRssKib() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return usage.ru_maxrss;
+}
+
+double ProcessorMs() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
 }
 
 // `rows` sequences of random tokens; each position predicts the next, the last of a row nothing.
@@ -170,6 +177,7 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
     const std::int64_t all = options.warmup + options.steps;
     auto mark = std::chrono::steady_clock::now();
     std::int64_t allocations = 0, finished = 0;
+    double cpu = ProcessorMs();
     const auto run_to = [&](std::int64_t end) {
       for (std::int64_t started = finished; finished < end; ++finished) {
         for (; started < end && runner.in_flight() < runner.Depth(); ++started) {
@@ -182,6 +190,7 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
           ms.push_back(std::chrono::duration<double, std::milli>(now - mark).count());
         } else {
           allocations = ctx.allocator().Stats().allocations;
+          cpu = ProcessorMs();
         }
         mark = now;
         result.loss = step.loss + shape.model.router_aux_loss_coef * step.aux_loss;
@@ -193,6 +202,7 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
       mark = std::chrono::steady_clock::now();
     }
     run_to(all);
+    result.cpu_ms = (ProcessorMs() - cpu) / static_cast<double>(options.steps);
     if (options.trace != nullptr) result.device_time = options.trace->Read(ctx.device());
     result.steps_run = runner.note();
     result.allocations = ctx.allocator().Stats().allocations - allocations;

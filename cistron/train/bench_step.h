@@ -52,6 +52,7 @@ struct BenchResult {
   double tokens_per_s = 0;  // of the median step; one rank's
   double ms = 0;            // median step
   double fastest_ms = 0;
+  double cpu_ms = 0;                 // processor time of the process in a measured step, on average
   std::int64_t device_peak_mib = 0;  // of tensors on a GPU
   std::int64_t rss_mib = 0;          // peak resident memory less its peak before the model existed
   std::int64_t allocations = 0;      // from the driver, or the system, during measured steps
