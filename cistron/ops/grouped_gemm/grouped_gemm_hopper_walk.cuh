@@ -315,9 +315,14 @@ class Deal {
   __device__ int Next(int index) {
     if (args_.next_tile == nullptr) return index + step_;
     hopper::BarrierWaitCluster(shared_.DealFull(read_.stage), read_.phase);
-    const int next = hopper::LoadSharedInt(shared_.DealIndex(read_.stage));
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
+    // All lanes take what lane 0 read, so that one load is all that the slot is needed for. Its
+    // arrival releases nothing at cluster scope (which would be a MEMBAR, BarrierArriveCluster),
+    // and need not: it waits for the value that was read, for an index is never negative, and the
+    // drawer's next store waits for the arrival, so that the load cannot see the store (PTX ISA,
+    // memory consistency model, no-thin-air).
+    const int next =
+        __shfl_sync(~0u, hopper::LoadSharedInt(shared_.DealIndex(read_.stage)), /*lane=*/0);
+    if (threadIdx.x % 32 == 0 && next >= 0) {
       hopper::BarrierArriveCluster(hopper::MapToRank(shared_.DealEmpty(read_.stage), 0));
     }
     read_.Advance();
