@@ -4,12 +4,14 @@
 #   scripts/test_cuda.sh              tests with the label `cuda`, golden folders, failures of the program, and
 #                                     compute-sanitizer on small cases where it is installed
 #   scripts/test_cuda.sh --installed  the same with binaries that lie in $CISTRON_BIN (cistron and the tests), nothing is built
+#   CISTRON_TEST_ONLY=racecheck scripts/test_cuda.sh …   what has this in its name alone
 set -euo pipefail
 cd "$(dirname "$0")/.."
 failed=()
 run() {  # NAME COMMAND …, a program or a function: prints the name and, when it fails, the end of the output
   local name=$1 log
   shift
+  [[ $name == *"${CISTRON_TEST_ONLY:-}"* ]] || return 0
   log=$(mktemp)
   # A shell of its own: timeout starts programs alone.
   if timeout "${CISTRON_TEST_TIMEOUT:-900}" bash -c '"$@"' "$name" "$@" >"$log" 2>&1; then
@@ -67,6 +69,29 @@ export -f changes_device
 export cistron
 for precision in fp32 bf16; do run "checkpoints from device to device, $precision" changes_device "$precision"; done
 
+# Steps that are told op by op: the table is printed, and is part of the run and of its report.
+profiles() {
+  local folder status=0
+  folder=$(mktemp -d)
+  "$cistron" train --config-name L0_sanity device=cuda precision=bf16 "output=$folder/run" \
+    data.train_fraction=0.998 train.steps=6 optim.warmup_steps=0 profile=steps:4-5 >"$folder/printed" || status=1
+  "$cistron" report "$folder/run" >/dev/null || status=1
+  for op in gemm attention norm router adamw; do
+    for file in printed run/profile.txt run/report.html; do
+      grep -q "^$op " "$folder/$file" || { echo "$file has no line of $op"; status=1; }
+    done
+  done
+  cat "$folder/printed"
+  rm -rf "$folder"
+  return $status
+}
+export -f profiles
+run "profile of two steps, in the report" profiles
+
+# Token counts that were never seen, where the driver may not compile: kernels are in the program for any shape.
+run "jit-stall without a compiler" env CUDA_DISABLE_PTX_JIT=1 CISTRON_IMPL=attention=flash \
+  "$tests/device_traps_test" --gtest_filter=DeviceTraps.JitStall
+
 # What a machine lacks is said in one message, exit status 2.
 run "no GPU is shown" refused 2 "no GPU can be used" env CUDA_VISIBLE_DEVICES= "$cistron" bench --device cuda
 run "too little memory" refused 2 "too little for the step" \
@@ -84,6 +109,10 @@ if sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sa
   run "memcheck of three steps" "$sanitizer" --tool memcheck "${small[@]}"
   run "memcheck of three steps, plain kernels" env CISTRON_IMPL=$plain "$sanitizer" --tool memcheck "${small[@]}"
   run "racecheck of three steps" "$sanitizer" --tool racecheck "${small[@]}"
+  for kernels in GroupedProducts FusedExperts RmsNorm Permute; do
+    run "racecheck of $kernels at training widths" "$sanitizer" --tool racecheck --error-exitcode 9 \
+      "$tests/device_races_test" "--gtest_filter=DeviceRaces.$kernels"
+  done
   run "initcheck of three steps, plain kernels" env CISTRON_IMPL=$plain "$sanitizer" --tool initcheck "${small[@]}"
 else
   echo "test_cuda: compute-sanitizer is not installed: no check of memory, races and initialisation"

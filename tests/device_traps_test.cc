@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 #include "cistron/base/error.h"
@@ -303,6 +305,34 @@ TEST_F(DeviceTraps, NormOfOfferedSquares) {
       for (const auto& p : store.parameters()) EXPECT_FALSE(p.square_sums) << p.spec.name;
       EXPECT_EQ(optimizer.ComputeGradNorm(), norm_of_all());
     }
+  }
+}
+
+// jit-stall: forward, backward and update of token counts that were never seen before. Where
+// kernels were compiled for each, a step took 45 s; ours are in the program, for any shape, and
+// cuDNN's plans for shapes of equal sequences take up to 1.3 s each, one forward and one backward.
+// The limit is what "within seconds" leaves of those 45: far above what is needed, far below a
+// compilation. (scripts/test_cuda.sh runs this where the driver may not compile; what plans packed
+// sequences need is in attention_cudnn_test.cc.)
+TEST_F(DeviceTraps, JitStall) {
+  constexpr double kSeconds = 10;
+  LossOf(Gpu(), Tiny(), {.precision = Precision::kBf16});  // loads the libraries
+  for (const auto& [sequence, batch] : {std::pair<std::int64_t, std::int64_t>{1, 1},
+                                        {7, 1},
+                                        {64, 1},
+                                        {129, 1},
+                                        {33, 5},
+                                        {128, 3},
+                                        {1000, 1},
+                                        {511, 7}}) {
+    BenchShape shape = Tiny();
+    shape.sequence = sequence;
+    shape.batch = batch;
+    shape.model.max_position_embeddings = 1024;
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_TRUE(std::isfinite(LossOf(Gpu(), shape, {.precision = Precision::kBf16})));
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    EXPECT_LT(took.count(), kSeconds) << batch << " sequences of " << sequence << " tokens";
   }
 }
 

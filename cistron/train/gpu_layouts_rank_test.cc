@@ -11,8 +11,12 @@
 #include <optional>
 #include <sstream>
 
+#include "cistron/check/compare.h"
 #include "cistron/comm/mpi/mpi.h"
+#include "cistron/comm/nccl/nccl.h"
 #include "cistron/parallel/agreement.h"
+#include "cistron/tensor/cuda_backend.h"
+#include "cistron/testing/repeated_products.h"
 #include "cistron/train/tiny_run.h"
 
 namespace cistron::train {
@@ -158,6 +162,26 @@ TEST(GpuLayouts, ARunResumesUnderAnotherLayout) {
   const Worst worst = Compare(run.tiny().Metrics("moved"), run.tiny().Metrics("whole"));
   EXPECT_LE(worst.loss, 128 * 0x1p-24);
   EXPECT_LE(worst.norm, 128 * 0x1p-24);
+}
+
+// TRAPS concurrent-corruption: grouped products while NCCL reduces 64 MiB over the same links and
+// multiprocessors. Both are checked.
+TEST(GpuLayouts, ConcurrentCorruption) {
+  constexpr int kRepeats = 1000;
+  const Device device = comm::nccl::DeviceOfRank(*g_world);
+  cuda::RequireDevice(device.index);
+  const auto world = comm::nccl::Connect(*g_world, device);
+  const ops::Context ctx(device);
+  const testing::RepeatedProducts products(ctx);
+  const Tensor t = ctx.Zeros({std::int64_t{16} << 20}, DType::kF32);
+  int wrong = 0;
+  for (int i = 0; i < kRepeats; ++i) {
+    comm::Work work;
+    wrong += products.CountWrong([&] { work = world->AllReduceAsync(t, comm::ReduceOp::kMax); },
+                                 [&](std::span<const Tensor>) { work.Wait(); });
+  }
+  EXPECT_EQ(wrong, 0) << "of " << 3 * kRepeats << " products of rank " << world->rank();
+  EXPECT_TRUE(check::CompareBitwise("all_reduce", t.ToHost(), Tensor::Zeros(t.shape(), t.dtype())));
 }
 
 int Main(int argc, char** argv) {
