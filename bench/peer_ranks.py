@@ -2,8 +2,8 @@
 """The peers of training on several ranks: a whole Mixtral step of Hugging Face under FSDP2, and of plain torch with
 expert parallelism.
 
-    bench/peer_ranks.py --ranks 8 --impl eager|grouped_mm|expert_parallel --model MODEL.json --data FASTA
-                        --shapes 1x8192,2x4096 [--recompute] [--device cpu]
+    mpirun --bind-to none -np 8 bench/peer_ranks.py --impl eager|grouped_mm|expert_parallel --model MODEL.json
+                                --data FASTA --shapes 1x8192,2x4096 [--recompute] [--device cpu]
 
 eager, grouped_mm: MixtralForCausalLM with that implementation of its experts, attention `sdpa`, every layer a unit of
 fully_shard over all ranks. expert_parallel: the same model, dense parameters on every rank, experts divided over all
@@ -24,7 +24,6 @@ import pathlib
 import resource
 import statistics
 import sys
-import tempfile
 import time
 
 import torch
@@ -193,15 +192,33 @@ def measure(arguments, model, optimizer, letters, rows, length, device):
             "peak_bytes": most(peak, device), "loss": loss.item()}
 
 
-def rank(number, arguments, meeting):
-    begin = time.monotonic()
-    device = torch.device("cuda", number) if arguments.device == "cuda" else torch.device("cpu")
+def connect(device_name):
+    """This rank's device; ranks are those of mpirun on one machine, and meet at a port."""
+    try:
+        rank, ranks = (int(os.environ[f"OMPI_COMM_WORLD_{key}"]) for key in ("RANK", "SIZE"))
+    except KeyError:
+        sys.exit("peer_ranks: ranks are started by Open MPI: mpirun --bind-to none -np N bench/peer_ranks.py …")
+    device = torch.device("cuda", rank) if device_name == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", init_method=f"file://{meeting}",
-                            rank=number, world_size=arguments.ranks)
+    port = 20000 + os.getppid() % 10000  # mpirun's number, which all of its ranks know
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", init_method=f"tcp://127.0.0.1:{port}",
+                            rank=rank, world_size=ranks)
+    return device
+
+
+def leave(status=0):
+    """Ends this rank when all have come here."""
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(status)  # gloo's threads, where they outlive the group, abort a process that ends in order
+
+
+def run(arguments):
+    begin = time.monotonic()
+    device = connect(arguments.device)
     letters = sequences(arguments.data)
     model = build(arguments, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
@@ -213,16 +230,13 @@ def rank(number, arguments, meeting):
         else:
             line |= measure(arguments, model, optimizer, letters, rows, length, device)
         line |= {"torch": torch.__version__, "transformers": transformers.__version__}
-        if number == 0:
+        if dist.get_rank() == 0:
             print(json.dumps(line), flush=True)
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads, where they outlive the group, abort a process that ends in order
+    leave()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--impl", choices=("eager", "grouped_mm", "expert_parallel"), required=True)
     parser.add_argument("--model", required=True, help="a JSON file with the fields of MixtralConfig")
     parser.add_argument("--data", required=True, help="FASTA, plain or gzip")
@@ -232,9 +246,7 @@ def main():
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=1e9)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(rank, (arguments, f"{folder}/meeting"), nprocs=arguments.ranks)
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":

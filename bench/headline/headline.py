@@ -7,6 +7,7 @@ exit status 1, the others go on. OUT/headline.json has all of it, OUT/logs what 
 import argparse
 import dataclasses
 import datetime
+import importlib.util
 import json
 import os
 import pathlib
@@ -17,7 +18,7 @@ import sys
 
 import table
 from pieces import Failure, Pieces, Skipped
-from runs import Layout, Program, measured, require_near, require_same
+from runs import Layout, Program, measured, mpirun, require_near, require_same
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "data" / "ecoli_k12_mg1655.fna.gz"
@@ -64,7 +65,7 @@ def work_of(device, ranks, layers):
         return Work(TINY, (Shape(128, 64), Shape(256, 128)), "fp32", ("fp32",), 60, 60, 120)
     layers = layers or {8: 32, 4: 16}.get(ranks, 4)
     shapes = (Shape(8192, 8192), Shape(16384, 8192), Shape(8192, 4096), Shape(16384, 4096))
-    return Work(mixtral(layers), shapes, "bf16", ("fp32", "bf16"), 60, 70, 110)
+    return Work(mixtral(layers), shapes, "bf16", ("fp32", "bf16"), 60, 90, 110)
 
 
 def layouts_of(ranks):
@@ -74,6 +75,15 @@ def layouts_of(ranks):
 
 def model_keys(model):
     return [f"model.{key}={value}" for key, value in model.items()]
+
+
+def require_torch():
+    """Skips the piece that asks where this interpreter cannot run the peers."""
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if shutil.which("mpirun") is None:
+        raise Skipped("the peers' ranks are started by mpirun, and there is none")
+    if missing:
+        raise Skipped(f"{sys.executable} has no {' and no '.join(missing)}")
 
 
 class Headline:
@@ -106,6 +116,8 @@ class Headline:
         self.check("two runs, the same bits", self.same_bits)
         self.check("resumed under another layout", lambda piece: self.resume(piece, one))
         self.check("the export, loaded by transformers", self.load_export)
+        if self.arguments.device == "cpu" and self.arguments.peers == "yes":
+            self.pieces.run("expert parallelism in torch is Hugging Face's model", self.work.peer_seconds, self.check_peer)
 
     def tiny(self, piece, name, layout, more=()):
         keys = ["--config-name", ROOT / "configs/L0_sanity.yaml", f"data.train={DATA}", *model_keys(TINY),
@@ -158,6 +170,23 @@ class Headline:
             raise Skipped(text)
         return text
 
+    def check_peer(self, piece):
+        require_torch()
+        self.python(piece, ROOT / "bench/headline/peer_check.py", self.model_file(), DATA)
+
+    def python(self, piece, *words):
+        """A program of the peers on all ranks."""
+        start, environment = mpirun(self.arguments.ranks)
+        return piece.command([*start, sys.executable, "-W", "ignore", *words], environment)
+
+    def model_file(self):
+        """The model as the peers are told of it."""
+        file = self.out / "model.json"
+        file.write_text(json.dumps({**self.work.model, "sliding_window": None, "output_router_logits": True,
+                                    "router_aux_loss_coef": 0.01, "bos_token_id": 2, "eos_token_id": 0,
+                                    "pad_token_id": 1}), encoding="utf-8")
+        return file
+
     # Measurements.
 
     def cell(self, what, shape, **more):
@@ -177,7 +206,7 @@ class Headline:
         """The first of these that fits: as the layout is; sharded; recomputing layers; both. Returns it with its plan."""
         largest = None
         for recompute in ("none", "layer"):
-            keys = [*self.keys(shape), "precision=bf16", f"recompute={recompute}",  # bf16: for which times are known
+            keys = [*self.keys(shape), *layout.keys(), "precision=bf16", f"recompute={recompute}",  # bf16: for which times are known
                     "plan.ep_buffer_factor=1", f"cluster={self.arguments.ranks}xH200"]
             plans = json.loads(piece.command([self.program.binary, "plan", "--json", *keys]))["layouts"]
             for shard in ("none", "full"):
@@ -225,32 +254,24 @@ class Headline:
 
     def peers(self, shapes):
         """Each in one process, which has all shapes that recompute alike."""
-        model = self.out / "model.json"
-        model.write_text(json.dumps({**self.work.model, "sliding_window": None, "output_router_logits": True,
-                                     "router_aux_loss_coef": 0.01, "bos_token_id": 2, "eos_token_id": 0,
-                                     "pad_token_id": 1}))
         for recompute in (False, True):
             some = [shape for shape in shapes if self.recomputes(shape) == recompute]
             for impl, name in PEERS.items():
                 if some:
-                    self.peer(impl, name, some, recompute, model)
+                    self.peer(impl, name, some, recompute)
 
-    def peer(self, impl, name, shapes, recompute, model):
+    def peer(self, impl, name, shapes, recompute):
         before = len(self.rows)
         shapes_text = ",".join(f"{shape.rows}x{shape.sequence}" for shape in shapes)
 
         def work(piece):
-            missing = subprocess.run([sys.executable, "-c", "import torch, transformers"], capture_output=True,
-                                     text=True, check=False)
-            if missing.returncode != 0:
-                raise Skipped(f"{sys.executable}: {missing.stderr.strip().splitlines()[-1]}")
+            require_torch()
             out = ""
             try:
-                out = piece.command([sys.executable, "-W", "ignore", ROOT / "bench/peer_ranks.py", "--ranks",
-                                     self.arguments.ranks, "--impl", impl, "--model", model, "--data", DATA, "--shapes",
-                                     shapes_text, "--device", self.arguments.device, "--warm-up", WARM_UP, "--steps",
-                                     STEPS, "--seconds", f"{0.6 * piece.left():.0f}",
-                                     *(["--recompute"] if recompute else [])])
+                out = self.python(piece, ROOT / "bench/peer_ranks.py", "--impl", impl, "--model", self.model_file(),
+                                  "--data", DATA, "--shapes", shapes_text, "--device", self.arguments.device,
+                                  "--warm-up", WARM_UP, "--steps", STEPS, "--seconds", f"{0.6 * piece.left():.0f}",
+                                  *(["--recompute"] if recompute else []))
             finally:  # what it measured before it failed counts
                 self.take_peer(name, out or piece.log.read_text(encoding="utf-8"), shapes, recompute)
 
@@ -278,7 +299,7 @@ class Headline:
         if self.arguments.what != "measure":
             self.checks()
         if self.arguments.what != "check":
-            first, others = self.work.shapes[:1], self.work.shapes[1:]
+            first, others = self.work.shapes[:1], self.work.shapes[1:self.arguments.shapes]
             for shapes, repeat in ((first, True), (others, False)):
                 for shape in shapes:
                     for layout in self.layouts:
@@ -345,6 +366,7 @@ def parse(words):
     parser.add_argument("--what", choices=("all", "check", "measure"), default="all")
     parser.add_argument("--peers", choices=("yes", "no"), default="yes")
     parser.add_argument("--layers", type=int, default=0, help="of the model; 0: 32 on eight GPUs, 16 on four, else 4")
+    parser.add_argument("--shapes", type=int, default=4, help="how many of the shapes, in order of importance")
     parser.add_argument("--states", choices=("fp32", "bf16"), default="fp32",
                         help="of our optimiser; bf16 has no masters, as the peers")
     parser.add_argument("--repeat-with", nargs="*", default=[], metavar="KEY=VALUE",

@@ -2,6 +2,7 @@
 """Tests of the headline run's parts: what is wrong must be found, and what fails must be named."""
 import json
 import math
+import os
 import pathlib
 import sys
 import tempfile
@@ -10,7 +11,7 @@ import unittest
 
 import table
 from headline import Headline, Shape, layouts_of, parse, work_of
-from pieces import Failure, Pieces, Skipped
+from pieces import Failure, Piece, Pieces, Skipped
 from runs import Layout, Run, measured, read_run, require_near, require_same, share_of
 
 PROFILE = """mean of steps 9 to 9, op by op; the time between the beginnings of two ops is the first's
@@ -77,7 +78,7 @@ class Figures(unittest.TestCase):
         self.assertEqual(figures["ms"], 104)
         self.assertEqual(figures["fastest_ms"], 103)
         self.assertEqual(figures["tokens_per_s_rank"], 1000)
-        self.assertEqual(figures["peak_bytes"], 106)  # of all steps
+        self.assertEqual(figures["peak_bytes"], 105)  # of the warm-up too, not of what follows
         self.assertEqual(figures["peak_flops"], 8e12)  # 8e12 on two ranks are half of it
         with self.assertRaises(Failure):
             measured(run(steps=4), ranks=2, warm_up=2, steps=3)
@@ -212,6 +213,21 @@ class OfHeadline(unittest.TestCase):
         self.assertEqual(self.headline(script, "--what", "measure").run(), 0)
         self.assertEqual({piece["status"] for piece in self.result()["pieces"]}, {"not run"})
         self.assertIn("1024.0 GiB planned", self.result()["rows"][0]["failed"])
+
+    def test_every_cell_on_gpus_has_a_plan_that_fits(self):
+        if "CISTRON_BIN" not in os.environ:
+            self.skipTest("CISTRON_BIN, the folder of cistron, is not set")
+        for ranks in (2, 4, 8):
+            headline = Headline(parse(["--program", os.environ["CISTRON_BIN"] + "/cistron", "--ranks", str(ranks),
+                                       "--out", self.folder.name]))
+            for shape in headline.work.shapes:
+                for layout in headline.layouts:
+                    recompute, chosen, plan = headline.plan(Piece(f"{self.folder.name}/log", 60), shape, layout)
+                    self.assertEqual((chosen.dp, chosen.ep), (layout.dp, layout.ep))
+                    self.assertTrue(plan["fits"])
+                    self.assertGreater(plan["step_ms"], 0)
+                    if ranks == 2:  # four layers
+                        self.assertEqual((recompute, chosen.shard), ("none", "none"))
 
     def test_arguments(self):
         with self.assertRaises(SystemExit):

@@ -32,6 +32,12 @@ class Run:
     profile: str = ""
 
 
+def mpirun(ranks):
+    """The words before those of a rank, and the environment."""
+    return (["mpirun", "--oversubscribe", "--bind-to", "none", "-np", ranks],
+            {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})  # as containers do
+
+
 class Program:
     def __init__(self, binary, device, start, folder):
         self.binary, self.device, self.start = pathlib.Path(binary), device, start
@@ -43,9 +49,8 @@ class Program:
                  f"output={self.folder / name}", f"data.cache_dir={self.folder / 'cache'}"]
         environment = {}
         if layout.ranks > 1 and self.start == "mpirun":
-            words = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", layout.ranks, *words]
-            # Containers run as root.
-            environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            start, environment = mpirun(layout.ranks)
+            words = [*start, *words]
         piece.command(words, environment)
         return read_run(self.folder / name)
 
@@ -111,7 +116,8 @@ def measured(run, ranks, warm_up, steps):
         "ms": statistics.median(step["step_ms"] for step in timed),
         "fastest_ms": min(step["step_ms"] for step in timed),
         "mfu": statistics.median(mfu) if mfu else None,
-        "peak_bytes": max(step["memory_peak_bytes"] for step in run.steps),
+        # Not of the step that is told op by op, before which the machine is measured.
+        "peak_bytes": max(step["memory_peak_bytes"] for step in run.steps[:warm_up + steps]),
         "all_to_all": share_of(run.profile, "all_to_all"),
         "loss": timed[-1]["loss"],
     }
