@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
 import time
@@ -12,7 +13,7 @@ import unittest
 import table
 from headline import Headline, Shape, layouts_of, parse, work_of
 from pieces import Failure, Piece, Pieces, Skipped
-from runs import Layout, Run, measured, read_run, require_near, require_same, share_of
+from runs import Layout, Run, measured, mpirun, read_run, require_near, require_same, share_of
 
 PROFILE = """mean of steps 9 to 9, op by op; the time between the beginnings of two ops is the first's
 op               implementation    calls         ms              rate  roof   share
@@ -135,6 +136,18 @@ class OfPieces(unittest.TestCase):
         self.assertIn("out of time", self.said[0])
         time.sleep(2.5)
         self.assertFalse(mark.exists())
+
+    @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+    def test_ranks_of_mpirun_are_ended_with_it(self):
+        pids = pathlib.Path(self.folder.name) / "pids"
+        start, environment = mpirun(2)
+        script = f"trap '' TERM; echo $$ >>{pids}; while :; do sleep 1; done"
+        self.pieces.run("slow", 2, lambda piece: piece.command([*start, "sh", "-c", script], environment))
+        self.assertEqual(self.status(), ["FAILED"])
+        self.assertEqual(len(pids.read_text().split()), 2)
+        for pid in pids.read_text().split():
+            stat = pathlib.Path(f"/proc/{pid}/stat")  # gone, or dead and not yet buried
+            self.assertIn(stat.read_text().rpartition(")")[2].split()[0] if stat.exists() else "gone", ("gone", "Z", "X"))
 
     def test_without_time_nothing_is_run(self):
         pieces = Pieces(self.folder.name, 0, say=self.said.append)

@@ -43,8 +43,7 @@ class Piece:
                 try:
                     out, _ = process.communicate(timeout=self.left())
                 except subprocess.TimeoutExpired as expired:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
+                    end(process)
                     out, _ = process.communicate()
                     log.write(out)
                     raise Failure(f"out of time in `{short(words)}`") from expired
@@ -52,6 +51,31 @@ class Piece:
         if process.returncode not in allowed:
             raise Failure(f"exit status {process.returncode} of `{short(words)}`: {last_line(self.log)}")
         return out
+
+
+def descendants(pid):
+    """The processes below one, itself included."""
+    children = {}
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # "PID (NAME) STATE PARENT …": a name may have blanks and brackets.
+            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found = [pid]
+    for parent in found:
+        found += children.get(parent, [])
+    return found
+
+
+def end(process, seconds=3):
+    """Ends a process and all below it. Open MPI's ranks have process groups of their own, and those that are no
+    programs of MPI would outlive their mpirun: it is asked first, then everything that it had started is killed."""
+    there = descendants(process.pid)
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    for pid in there:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def short(words, length=60):
