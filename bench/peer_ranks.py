@@ -11,9 +11,9 @@ ranks; rows travel by all_to_all_single and the experts' products are torch._gro
 
 A step is forward, backward, clipping at 1.0 and fused AdamW; weights, gradients and optimiser states are bf16 on GPUs
 and fp32 on a CPU. MODEL.json has the fields of MixtralConfig; a shape is rows of a rank times their length, cut from
-the sequences in the file, other ones on every rank and in every step. One JSON line a shape, from rank 0: the median step after
-the warm-up, and the peak memory of the rank that took most. --recompute: layers are computed again in backward. A
-shape that would begin after --seconds is left out, and its line says so. Needs torch and transformers (written for
+the sequences in the file, other ones on every rank and in every step. One JSON line a shape, from rank 0: the median
+step after the warm-up, and the peak memory of the rank that took most. --recompute: layers are computed again in
+backward. A shape that would begin after --seconds is left out, and its line says so. Needs torch and transformers (written for
 2.11 and 5.17), which nothing else in Cistron's build or tests does.
 """
 import argparse

@@ -97,6 +97,8 @@ class Headline:
         self.program = Program(arguments.program, arguments.device, arguments.start, self.runs)
         self.layouts = layouts_of(arguments.ranks)
         self.rows = []
+        self.measured = []  # runs, and how to repeat them
+        self.essentials_are_done = False  # from here on what does not fit the time is left out
 
     # Checks.
 
@@ -112,12 +114,14 @@ class Headline:
         for layout in self.layouts:
             for shard in ("none", "full"):
                 layout = dataclasses.replace(layout, shard=shard)
-                self.check(f"{layout}: what one rank trains", lambda piece, layout=layout: self.near_one(piece, layout, one))
+                self.check(f"{layout}: what one rank trains",
+                           lambda piece, layout=layout: self.near_one(piece, layout, one))
         self.check("two runs, the same bits", self.same_bits)
         self.check("resumed under another layout", lambda piece: self.resume(piece, one))
         self.check("the export, loaded by transformers", self.load_export)
         if self.arguments.device == "cpu" and self.arguments.peers == "yes":
-            self.pieces.run("expert parallelism in torch is Hugging Face's model", self.work.peer_seconds, self.check_peer)
+            self.pieces.run("expert parallelism in torch is Hugging Face's model", self.work.peer_seconds,
+                            self.check_peer)
 
     def tiny(self, piece, name, layout, more=()):
         keys = ["--config-name", ROOT / "configs/L0_sanity.yaml", f"data.train={DATA}", *model_keys(TINY),
@@ -199,14 +203,15 @@ class Headline:
         preset = "L0_sanity" if self.arguments.device == "cpu" else "L1_8x7B_bench"
         return ["--config-name", ROOT / f"configs/{preset}.yaml", f"data.train={DATA}", "data.split=none",
                 *model_keys(self.work.model), f"precision={self.work.precision}", f"data.seq_len={shape.sequence}",
-                f"batch.global_tokens={ranks * shape.tokens}", "eval.every=0", "checkpoint.every=0", "optim.warmup_steps=2",
-                f"optim.states={self.arguments.states}"]
+                f"batch.global_tokens={ranks * shape.tokens}", "eval.every=0", "checkpoint.every=0",
+                "optim.warmup_steps=2", f"optim.states={self.arguments.states}"]
 
     def plan(self, piece, shape, layout):
-        """The first of these that fits: as the layout is; sharded; recomputing layers; both. Returns it with its plan."""
+        """The first that fits of: as the layout is; sharded; recomputing layers; both. Returns it with its plan."""
         largest = None
         for recompute in ("none", "layer"):
-            keys = [*self.keys(shape), *layout.keys(), "precision=bf16", f"recompute={recompute}",  # bf16: for which times are known
+            # bf16, for which times are known.
+            keys = [*self.keys(shape), *layout.keys(), "precision=bf16", f"recompute={recompute}",
                     "plan.ep_buffer_factor=1", f"cluster={self.arguments.ranks}xH200"]
             plans = json.loads(piece.command([self.program.binary, "plan", "--json", *keys]))["layouts"]
             for shard in ("none", "full"):
@@ -220,12 +225,11 @@ class Headline:
             raise Failure(f"plan knows no layout {layout}")
         raise Skipped(f"does not fit: {largest['peak_bytes'] / table.GIB:.1f} GiB planned; {largest['largest']}")
 
-    def measure(self, shape, layout, repeat):
+    def measure(self, shape, layout):
         text = f"{layout}, {shape.tokens} tokens, sequence {shape.sequence}"
         planned = self.pieces.run(f"plan of {text}", 20, lambda piece: self.plan(piece, shape, layout))
-        last = self.pieces.done[-1]
-        if last["status"] == "not run":
-            self.cell(f"Cistron {layout}", shape, failed=last["text"], unfit=True)
+        if planned is None and self.last["status"] == "not run":
+            self.cell(f"Cistron {layout}", shape, failed=self.last["text"], unfit=True)
             return
         recompute, layout, p = planned or ("none", layout, {})
         name = f"{layout} {shape.tokens} {shape.sequence}"
@@ -236,16 +240,30 @@ class Headline:
         if self.arguments.device == "cuda":  # what is planned is a GPU
             row |= {"plan_ms": p.get("step_ms"), "plan_bytes": p.get("peak_bytes", 0) - p.get("reserved_bytes", 0)}
         row["note"] = "" if recompute == "none" else f"recompute={recompute}"
-        run = self.pieces.run(text, self.work.run_seconds, lambda piece: self.program.train(piece, name, layout, keys))
+
+        def work(piece):
+            run = self.program.train(piece, name, layout, keys)
+            row.update(measured(run, layout.ranks, WARM_UP, STEPS))
+            return run
+
+        run = self.pieces.run(f"training, {text}", self.work.run_seconds, work, self.needs("training"))
         if run is None:
-            row["failed"] = self.pieces.done[-1]["text"]
+            row |= {"failed": self.last["text"], "unfit": self.last["status"] == "not run"}
             return
-        figures = self.pieces.run(f"figures of {text}", 10, lambda piece: measured(run, layout.ranks, WARM_UP, STEPS))
-        row |= figures or {"failed": self.pieces.done[-1]["text"]}
-        if repeat:
-            again = [*keys, *self.arguments.repeat_with]
-            self.pieces.run(f"again, the same bits: {text}", self.work.run_seconds, lambda piece: require_same(
-                self.program.train(piece, name + " again", layout, again), run))
+        self.measured.append((text, name, layout, keys, run))
+
+    def repeat(self, text, name, layout, keys, run):
+        self.pieces.run(f"again, the same bits: {text}", self.work.run_seconds, lambda piece: require_same(
+            self.program.train(piece, name + " again", layout, [*keys, *self.arguments.repeat_with]), run),
+            self.needs("training"))
+
+    @property
+    def last(self):
+        return self.pieces.done[-1]
+
+    def needs(self, kind):
+        """Seconds, of what may be left out where time is short: what another of its kind took, and a third more."""
+        return 1.3 * self.pieces.seconds_of(kind) + 5 if self.essentials_are_done else 0
 
     def recomputes(self, shape):
         """Whether ours did, at its first layout: so do the peers."""
@@ -275,8 +293,8 @@ class Headline:
             finally:  # what it measured before it failed counts
                 self.take_peer(name, out or piece.log.read_text(encoding="utf-8"), shapes, recompute)
 
-        self.pieces.run(f"{name}, {shapes_text}", self.work.peer_seconds, work)
-        last = self.pieces.done[-1]
+        self.pieces.run(f"{name}, {shapes_text}", self.work.peer_seconds, work, self.needs(name))
+        last = self.last
         if last["status"] != "ok":
             for shape in shapes[len(self.rows) - before:]:
                 self.cell(name, shape, peer=True, failed=last["text"], unfit=last["status"] == "not run")
@@ -285,8 +303,8 @@ class Headline:
         lines = [json.loads(line) for line in out.splitlines() if line.startswith('{"impl"')]
         for shape, line in zip(shapes, lines):
             if "left_out" in line:
-                self.cell(name, shape, peer=True, failed=line["left_out"])
-                self.pieces.done.append({"piece": f"{name}, {shape}", "status": "FAILED", "seconds": 0,
+                self.cell(name, shape, peer=True, failed=line["left_out"], unfit=True)
+                self.pieces.done.append({"piece": f"{name}, {shape}", "status": "not run", "seconds": 0,
                                          "text": line["left_out"]})
                 continue
             row = self.cell(name, shape, peer=True, note="recompute=layer" if recompute else "", **line)
@@ -299,14 +317,20 @@ class Headline:
         if self.arguments.what != "measure":
             self.checks()
         if self.arguments.what != "check":
-            first, others = self.work.shapes[:1], self.work.shapes[1:self.arguments.shapes]
-            for shapes, repeat in ((first, True), (others, False)):
-                for shape in shapes:
-                    for layout in self.layouts:
-                        self.measure(shape, layout, repeat)
-                if self.arguments.peers == "yes":
-                    self.peers(shapes)
+            self.measure_all(self.work.shapes[:1])
+            for i, run in enumerate(self.measured.copy()):
+                self.essentials_are_done = i > 0
+                self.repeat(*run)
+            self.essentials_are_done = True
+            self.measure_all(self.work.shapes[1:self.arguments.shapes])
         return self.report(begin)
+
+    def measure_all(self, shapes):
+        for shape in shapes:
+            for layout in self.layouts:
+                self.measure(shape, layout)
+        if self.arguments.peers == "yes":
+            self.peers(shapes)
 
     # What is said.
 

@@ -43,7 +43,8 @@ class Comparison(unittest.TestCase):
     def test_any_difference_is_found(self):
         tiny = math.nextafter(2.5, 3)
         for other in (run(loss=tiny), run(grad_norm=math.nextafter(0.5, 1)), run(aux_loss=1.1),
-                      run(expert_load=[[0.4, 0.6]]), run(checksum="abd"), run(steps=2), run(steps=4), run(loss=math.nan)):
+                      run(expert_load=[[0.4, 0.6]]), run(checksum="abd"), run(steps=2), run(steps=4),
+                      run(loss=math.nan)):
             with self.assertRaises(Failure):
                 require_same(run(), other)
 
@@ -60,7 +61,8 @@ class Comparison(unittest.TestCase):
     def test_near_is_within_the_bound(self):
         self.assertEqual(require_near(run(), run(), 0), 0)
         self.assertAlmostEqual(require_near(run(loss=2.5 * (1 + 1e-6)), run(), 2e-6), 1e-6)
-        for other in (run(loss=2.5 * (1 + 3e-6)), run(grad_norm=0.6), run(loss=math.nan), run(loss=math.inf), run(steps=2)):
+        for other in (run(loss=2.5 * (1 + 3e-6)), run(grad_norm=0.6), run(loss=math.nan), run(loss=math.inf),
+                      run(steps=2)):
             with self.assertRaises(Failure):
                 require_near(other, run(), 2e-6)
         with self.assertRaises(Failure):
@@ -147,12 +149,22 @@ class OfPieces(unittest.TestCase):
         self.assertEqual(len(pids.read_text().split()), 2)
         for pid in pids.read_text().split():
             stat = pathlib.Path(f"/proc/{pid}/stat")  # gone, or dead and not yet buried
-            self.assertIn(stat.read_text().rpartition(")")[2].split()[0] if stat.exists() else "gone", ("gone", "Z", "X"))
+            state = stat.read_text().rpartition(")")[2].split()[0] if stat.exists() else "gone"
+            self.assertIn(state, ("gone", "Z", "X"))
 
     def test_without_time_nothing_is_run(self):
         pieces = Pieces(self.folder.name, 0, say=self.said.append)
         self.assertIsNone(pieces.run("late", 30, lambda piece: self.fail("it ran")))
         self.assertEqual(pieces.failed(), ["late"])
+        self.assertIsNone(pieces.run("later", 30, lambda piece: self.fail("it ran"), needs=5))
+        self.assertEqual(pieces.failed(), ["late"])
+        self.assertEqual(pieces.done[-1]["status"], "not run")
+
+    def test_what_a_kind_of_piece_takes(self):
+        self.pieces.done += [{"piece": "a b", "seconds": 3}, {"piece": "a c", "seconds": 4},
+                             {"piece": "b", "seconds": 9}]
+        self.assertEqual(self.pieces.seconds_of("a"), 4)
+        self.assertEqual(self.pieces.seconds_of("c"), 0)
 
 
 class OfTable(unittest.TestCase):
@@ -163,7 +175,8 @@ class OfTable(unittest.TestCase):
              "peak_bytes": table.GIB},
             {"what": "Hugging Face eager", "tokens": 64, "sequence": 32, "tokens_per_s_rank": 1000.0, "ms": 30.0,
              "peer": True},
-            {"what": "torch expert parallelism", "tokens": 64, "sequence": 32, "tokens_per_s_rank": 2500.0, "peer": True},
+            {"what": "torch expert parallelism", "tokens": 64, "sequence": 32, "tokens_per_s_rank": 2500.0,
+             "peer": True},
             {"what": "Hugging Face grouped_mm", "tokens": 64, "sequence": 32, "peer": True, "failed": "out of time"}]
 
     def test_rows(self):

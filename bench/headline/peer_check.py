@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Whether the peer of expert parallelism computes what Hugging Face's model does: mpirun -np 2 peer_check.py MODEL.json FASTA
+"""Whether the peer of expert parallelism computes what Hugging Face's model does.
+
+    mpirun -np 2 bench/headline/peer_check.py MODEL.json FASTA
 
 On ranks of a CPU, in fp32: loss and gradients, averaged and clipped, of bench/peer_ranks.py's expert_parallel
 beside those of `eager` experts on every rank with the same weights, with and without recomputation. A sum over T tokens
@@ -71,7 +73,8 @@ def check(arguments):
             expected = expected.chunk(ranks)[number]
         worst = max(worst, ((got - expected).norm() / expected.norm()).item())
     bound = ranks * ROWS * LENGTH * 2 ** -24
-    print(f"{'ok' if worst <= bound else 'error'}: rank {number}, recompute {arguments.recompute}: loss {losses[0]:.6f}, loss and gradients within "
+    print(f"{'ok' if worst <= bound else 'error'}: rank {number}, recompute {arguments.recompute}: loss "
+          f"{losses[0]:.6f}, loss and gradients within "
           f"{worst:.1e} of Hugging Face's, {bound:.1e} is rounding", flush=True)
     return worst <= bound
 

@@ -105,14 +105,17 @@ class Pieces:
     def left(self):
         return self.end - time.monotonic()
 
-    def run(self, name, limit, work):
+    def run(self, name, limit, work, needs=0):
         """Calls work(piece), which has `limit` seconds, or what is left of all; returns its result, None where it
-        failed or was skipped. A string is what the piece has to say."""
+        failed or was skipped. A string is what the piece has to say. A piece that `needs` more seconds than are left is
+        not run; one that needs none is essential, and fails then."""
         begin = time.monotonic()
         seconds = min(limit, self.left())
         status, text, result = "ok", "", None
         log = self.logs / ("".join(c if c.isalnum() else "_" for c in name) + ".log")
         try:
+            if needs > 0 and self.left() < needs:
+                raise Skipped(f"{max(self.left(), 0):.0f} s were left, it needs about {needs:.0f}")
             if seconds <= 0:
                 raise Failure("no time was left for it")
             log.touch()
@@ -126,6 +129,10 @@ class Pieces:
         self.done.append({"piece": name, "status": status, "seconds": round(time.monotonic() - begin, 1), "text": text})
         self.say(f"{status:<8}{time.monotonic() - begin:6.1f} s  {name}{': ' + text if text else ''}")
         return result
+
+    def seconds_of(self, kind):
+        """Of the longest piece so far whose name begins so."""
+        return max([piece["seconds"] for piece in self.done if piece["piece"].startswith(kind)], default=0)
 
     def failed(self):
         return [piece["piece"] for piece in self.done if piece["status"] == "FAILED"]

@@ -57,8 +57,8 @@ class Program:
 
 def read_run(folder):
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    profile = folder / "profile.txt"
-    return Run([json.loads(line) for line in lines], json.loads((folder / "final.json").read_text())["weights_checksum"],
+    profile, summary = folder / "profile.txt", json.loads((folder / "final.json").read_text(encoding="utf-8"))
+    return Run([json.loads(line) for line in lines], summary["weights_checksum"],
                profile.read_text(encoding="utf-8") if profile.exists() else "")
 
 

@@ -4,8 +4,8 @@ GIB = 2 ** 30
 # Goals (ROADMAP.md): how many times a peer's tokens a second; how far the plan may be off.
 GOALS = {"Hugging Face eager": 2.21, "torch expert parallelism": 1.4}
 PLAN_GOALS = {"memory": 0.05, "time": 0.15}
-COLUMNS = ("", "tokens", "sequence", "tokens/s, rank", "ms", "MFU", "peak GiB", "all-to-all", "planned ms", "planned GiB",
-           "")
+COLUMNS = ("", "tokens", "sequence", "tokens/s, rank", "ms", "MFU", "peak GiB", "all-to-all", "planned ms",
+           "planned GiB", "")
 
 
 def number(value, form="{:,.0f}"):
@@ -23,7 +23,8 @@ def beside(value, measured, form):
 
 def cells(row):
     if row.get("failed"):
-        return [row["what"], str(row["tokens"]), str(row["sequence"]), "not run" if row.get("unfit") else "FAILED", "", "", "", "",
+        verdict = "not run" if row.get("unfit") else "FAILED"
+        return [row["what"], str(row["tokens"]), str(row["sequence"]), verdict, "", "", "", "",
                 beside(row.get("plan_ms"), None, "{:.1f}"), "", row["failed"]]
     peak = row["peak_bytes"] / GIB if row.get("peak_bytes") else None
     planned = row["plan_bytes"] / GIB if row.get("plan_bytes") else None
