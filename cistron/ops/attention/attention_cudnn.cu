@@ -1,8 +1,11 @@
 // Attention through cuDNN: brings the operands into the form that its graphs take, and results back
 // into that of attention.h. Plans: attention_cudnn_plan.h; sizes: attention_cudnn_shape.h.
 #include <algorithm>
-#include <vector>
+#include <mutex>
+#include <set>
+#include <string>
 
+#include "cistron/base/log.h"
 #include "cistron/ops/attention/attention_cudnn_plan.h"
 #include "cistron/ops/attention/attention_cudnn_shape.h"
 #include "cistron/ops/attention/attention_impls.h"
@@ -128,6 +131,22 @@ class Result {
   bool whole_;  // cuDNN writes every row
 };
 
+// What cuDNN refuses is told once, not in every layer of every step.
+void WarnOnce(const std::string& refusal) {
+  static std::mutex mutex;
+  static auto& told = *new std::set<std::string>();
+  const std::lock_guard lock(mutex);
+  if (!told.insert(refusal).second) return;
+  LogWarning("{}; our own kernel runs in its place, and is slower", refusal);
+}
+
+// Our own kernel for a problem that cuDNN has no plan for.
+template <class... Matrices>
+const AttentionRun& OwnKernel(AttentionProblem problem, const Matrices&... matrices) {
+  problem.aligned = (TakesPacks(matrices) && ...);
+  return kAttentionFlash.supports(problem) ? kAttentionFlash.run : kAttentionCuda.run;
+}
+
 // One call: the plan's sizes and what its launches share.
 class Call {
  public:
@@ -149,11 +168,24 @@ class Call {
     key_.row_strides[i] = t.dim(0) > 1 ? t.stride(0) : t.dim(1);
   }
 
+  // Whether cuDNN has a plan for the operands that are set. Where it has none a warning says so,
+  // once for each plan, and under `strict` that is an error.
+  bool HasPlan() {
+    try {
+      plan_ = &FindCudnnPlan(key_);
+      return true;
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::kUnsupported || ctx_.strict()) throw;
+      WarnOnce(e.message());
+      return false;
+    }
+  }
+
   // Runs the plan, once for as many heads as it takes; `stats` as LseLayout has it.
   void Run(float* stats) {
     const std::int64_t group = config_.num_heads / config_.num_kv_heads;
     MakeSequences();
-    CudnnPlan& plan = FindCudnnPlan(key_);
+    CudnnPlan& plan = *plan_;
     const Tensor workspace =
         ctx_.Empty({std::max<std::int64_t>(1, plan.workspace_bytes())}, DType::kU8);
     for (std::int64_t head = 0; head < config_.num_kv_heads; head += key_.kv_heads) {
@@ -200,6 +232,7 @@ class Call {
   SequenceRows rows_;
   CudnnShape shape_;
   CudnnPlanKey key_;
+  CudnnPlan* plan_ = nullptr;
   CudnnArguments arguments_;
   Tensor lengths_, offsets_;
 };
@@ -218,8 +251,8 @@ void Forward(const Context& ctx, const AttentionConfig& config, const PackedSequ
              const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
              const Output& o) {
   if (q.dim(0) == 0) return;
-  Call call(ctx, sequences, ProblemOf(config, sequences, q), /*backward=*/false,
-            /*deterministic=*/true);
+  const AttentionProblem problem = ProblemOf(config, sequences, q);
+  Call call(ctx, sequences, problem, /*backward=*/false, /*deterministic=*/true);
   const CudnnShape& shape = call.shape();
   const Tensor own_q = Fitting(ctx, q, false), own_k = Fitting(ctx, k, false);
   const Tensor own_v = Fitting(ctx, v, false);
@@ -228,6 +261,9 @@ void Forward(const Context& ctx, const AttentionConfig& config, const PackedSequ
   call.Set(CudnnOperand::kK, own_k);
   call.Set(CudnnOperand::kV, own_v);
   call.Set(CudnnOperand::kO, result.tensor());
+  if (!call.HasPlan()) {
+    return OwnKernel(problem, q, k, v, o.tensor).forward(ctx, config, sequences, q, k, v, lse, o);
+  }
   const bool direct = lse && call.SameLse();
   const Tensor stats =
       direct ? lse : ctx.Empty({shape.batch * config.num_heads * shape.length}, DType::kF32);
@@ -250,7 +286,8 @@ void Backward(const Context& ctx, const AttentionConfig& config, const PackedSeq
               const Tensor& d_o, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
               const Tensor& lse, const Output& dq, const Output& dk, const Output& dv) {
   if (q.dim(0) == 0) return;
-  Call call(ctx, sequences, ProblemOf(config, sequences, q), /*backward=*/true, kDeterministic);
+  const AttentionProblem problem = ProblemOf(config, sequences, q);
+  Call call(ctx, sequences, problem, /*backward=*/true, kDeterministic);
   const CudnnShape& shape = call.shape();
   const bool dense_rows = shape.ragged;
   const auto fitting = [&](const Tensor& t) { return Fitting(ctx, t, dense_rows); };
@@ -266,6 +303,10 @@ void Backward(const Context& ctx, const AttentionConfig& config, const PackedSeq
   call.Set(CudnnOperand::kDQ, result_q.tensor());
   call.Set(CudnnOperand::kDK, result_k.tensor());
   call.Set(CudnnOperand::kDV, result_v.tensor());
+  if (!call.HasPlan()) {
+    return OwnKernel(problem, q, k, v, o, d_o, dq.tensor, dk.tensor, dv.tensor)
+        .backward(ctx, config, sequences, d_o, q, k, v, o, lse, dq, dk, dv);
+  }
   Tensor stats = lse;
   if (!call.SameLse()) {
     stats = ctx.Empty({shape.batch * config.num_heads * shape.length}, DType::kF32);
@@ -277,17 +318,13 @@ void Backward(const Context& ctx, const AttentionConfig& config, const PackedSeq
   for (const Result* result : {&result_q, &result_k, &result_v}) result->Store(ctx, call.rows());
 }
 
+// Whether cuDNN has a plan it is asked where the plan is needed: a question here would make plans,
+// and those of backward in an evaluation too.
 template <bool kDeterministic>
 Support Supports(const AttentionProblem& p) {
   const Support support = AttentionCudnnSupports<kDeterministic>(p);
-  const int capability = cuda::ComputeCapability();
-  if (!support || capability == 0) return support;
-  if (!CudnnMissing().empty()) return Support::No(CudnnMissing());
-  // What cuDNN takes there has been seen. Elsewhere it is asked, once for each problem.
-  constexpr int kHopper = 90;
-  if (capability == kHopper) return support;
-  const std::string refusal = CudnnRefusal(p, kDeterministic);
-  return refusal.empty() ? support : Support::No(refusal);
+  if (!support || cuda::ComputeCapability() == 0) return support;
+  return CudnnMissing().empty() ? support : Support::No(CudnnMissing());
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -156,8 +157,7 @@ class FrontendPlan final : public CudnnPlan {
     if (status.is_bad()) {
       CISTRON_THROW(kUnsupported,
                     "attention: cuDNN {} has no {} of bf16 for {} sequences of {} tokens, {}/{} "
-                    "heads of {}: {}\nask for another implementation: "
-                    "CISTRON_IMPL=attention=cuda",
+                    "heads of {}: {}",
                     VersionName(fe::detail::get_backend_version()),
                     key.backward ? "backward" : "forward", key.batch, key.length, key.heads,
                     key.kv_heads, key.head_dim, status.get_message());
@@ -207,6 +207,8 @@ struct DeviceState {
   std::map<CudnnPlanKey, Entry> plans;
 };
 
+std::atomic<std::int64_t> plans_made{0};
+
 std::string Load() {
   // Frontend asks a runtime library of its own, and would take one of CUDA 12 first, for which
   // these headers are not.
@@ -239,7 +241,12 @@ const std::string& CudnnMissing() {
   return why;
 }
 
+std::int64_t CudnnPlansMade() {
+  return plans_made;
+}
+
 CudnnPlan& FindCudnnPlan(const CudnnPlanKey& key) {
+  if (cudnn_has_no_plan) CISTRON_THROW(kUnsupported, "attention: cuDNN is not asked, for a test");
   if (!CudnnMissing().empty()) CISTRON_THROW(kUnsupported, "attention: {}", CudnnMissing());
   static std::mutex mutex;
   static auto& devices = *new std::map<int, DeviceState>();
@@ -259,6 +266,7 @@ CudnnPlan& FindCudnnPlan(const CudnnPlanKey& key) {
   }
   DeviceState::Entry& entry = state.plans[key];
   if (!entry.plan && entry.refusal.empty()) {
+    ++plans_made;
     try {
       entry.plan = std::make_unique<FrontendPlan>(key, state.handle, state.run);
     } catch (const Error& e) {

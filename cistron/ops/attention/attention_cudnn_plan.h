@@ -47,5 +47,10 @@ const std::string& CudnnMissing();
 
 // The plan of the current device, made at first use. Throws kUnsupported with cuDNN's reason.
 CudnnPlan& FindCudnnPlan(const CudnnPlanKey& key);
+// Plans that this process has made or asked for in vain, on all devices.
+std::int64_t CudnnPlansMade();
+
+// For tests: cuDNN is taken to have no plan for anything.
+inline bool cudnn_has_no_plan = false;
 
 }  // namespace cistron::ops::internal

@@ -13,6 +13,13 @@ std::int64_t RoundUp(std::int64_t x, std::int64_t to) {
   return (x + to - 1) / to * to;
 }
 
+// A power of two or one and a half of it, but for multiples of `least` where those are closer: less
+// than half, or less than `least`, is waste.
+std::int64_t RoundSize(std::int64_t x, std::int64_t least) {
+  const auto below = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(x)));
+  return RoundUp(x, std::max(least, below / 2));
+}
+
 }  // namespace
 
 CudnnShape CudnnShapeOf(const AttentionProblem& problem) {
@@ -21,11 +28,8 @@ CudnnShape CudnnShapeOf(const AttentionProblem& problem) {
   if (problem.uniform && bound % kRowsOfTile == 0) {
     return {false, std::max<std::int64_t>(1, problem.num_sequences), bound};
   }
-  // At most four lengths between two powers of two: less than a quarter is waste.
-  const auto below = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(bound)));
   const auto batch = static_cast<std::uint64_t>(std::max<std::int64_t>(1, problem.num_sequences));
-  return {true, static_cast<std::int64_t>(std::bit_ceil(batch)),
-          RoundUp(bound, std::max(kRowsOfTile, below / 4))};
+  return {true, static_cast<std::int64_t>(std::bit_ceil(batch)), RoundSize(bound, kRowsOfTile)};
 }
 
 std::int64_t CudnnScoreBytes(const CudnnShape& shape, std::int64_t heads) {
@@ -59,7 +63,7 @@ CudnnPlanKey CudnnKeyOf(const AttentionProblem& problem, bool backward, bool det
   key.length = shape.length;
   // Bounds buffers of ragged backward only.
   constexpr std::int64_t kTokensStep = 1024;
-  if (backward && shape.ragged) key.tokens = RoundUp(problem.tokens, kTokensStep);
+  if (backward && shape.ragged) key.tokens = RoundSize(problem.tokens, kTokensStep);
   key.kv_heads = backward && deterministic ? CudnnHeadsAtOnce(config, shape) : config.num_kv_heads;
   key.heads = key.kv_heads * (config.num_heads / config.num_kv_heads);
   key.head_dim = config.head_dim;
@@ -72,17 +76,6 @@ CudnnPlanKey CudnnKeyOf(const AttentionProblem& problem, bool backward, bool det
         (CudnnOfKeys(operand) ? config.num_kv_heads : config.num_heads) * config.head_dim;
   }
   return key;
-}
-
-std::string CudnnRefusal(const AttentionProblem& problem, bool deterministic) {
-  try {
-    for (const bool backward : {false, true}) {
-      FindCudnnPlan(CudnnKeyOf(problem, backward, deterministic));
-    }
-  } catch (const Error& e) {
-    return e.message();
-  }
-  return {};
 }
 
 }  // namespace cistron::ops::internal

@@ -9,8 +9,10 @@
 namespace cistron::ops::internal {
 
 // A plan of cuDNN is made for fixed sizes and costs a compilation. Packed sequences differ from
-// micro-batch to micro-batch, so their sizes are rounded up: sequences that are not there have
-// length 0.
+// micro-batch to micro-batch, so their sizes are rounded up, and few plans serve all of a run:
+// sequences to a power of two, those that are not there having length 0; lengths and tokens to a
+// power of two or one and a half of it. Sizes alone decide, not which plans there are: another
+// plan might be another kernel, and a run that resumes must have the bits of one that did not stop.
 struct CudnnShape {
   bool ragged;          // sequences at offsets in device memory; else all have `length` tokens
   std::int64_t batch;   // sequences
@@ -33,9 +35,6 @@ CudnnPlanKey CudnnKeyOf(const AttentionProblem& problem, bool backward, bool det
 
 // Whether an operand has the heads of keys, not of queries.
 bool CudnnOfKeys(CudnnOperand operand);
-
-// Why cuDNN has no forward or no backward of a problem; empty when it has. Makes the plans.
-std::string CudnnRefusal(const AttentionProblem& problem, bool deterministic);
 
 // All 32 heads of one sequence of 8192 tokens. On an H200 their backward takes 3.0 ms at once and
 // 3.7 ms in four parts. Where one key/value head needs more, another implementation runs.

@@ -12,7 +12,11 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <set>
+#include <vector>
 
+#include "cistron/base/error.h"
+#include "cistron/base/philox.h"
 #include "cistron/check/bounds.h"
 #include "cistron/check/compare.h"
 #include "cistron/ops/attention/attention.h"
@@ -44,9 +48,59 @@ TEST(AttentionCudnnShape, RoundsPackedSequences) {
       EXPECT_LE(s.batch, std::max<std::int64_t>(1, 2 * sequences - 1));
       EXPECT_GE(s.length, length);
       EXPECT_EQ(s.length % 128, 0);
-      EXPECT_LT(s.length, std::max<std::int64_t>(length + 128, length * 5 / 4));
+      EXPECT_LT(s.length, std::max<std::int64_t>(length + 128, length * 3 / 2));
     }
   }
+}
+
+// Sequences that are packed into a row of `tokens` until it is full, as data is: lengths are drawn
+// up to `longest`, short ones being more frequent, and the last is cut.
+std::vector<std::int64_t> PackedLengths(int row, std::int64_t tokens, std::int64_t longest) {
+  const RandomStream stream(static_cast<std::uint64_t>(row), "packed_lengths");
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t used = 0; used < tokens;) {
+    const double u = stream.Uniform(lengths.size());
+    const auto drawn = static_cast<std::int64_t>(std::ceil(static_cast<double>(longest) * u * u));
+    lengths.push_back(std::clamp<std::int64_t>(drawn, 1, tokens - used));
+    used += lengths.back();
+  }
+  return lengths;
+}
+
+// jit-stall: what all micro-batches of a run may need is few plans, and what they do need fewer.
+TEST(AttentionCudnnShape, ARunNeedsFewPlans) {
+  for (const std::int64_t longest : {512, 1024, 4096}) {
+    std::set<internal::CudnnPlanKey> keys, late;
+    constexpr std::int64_t kTokens = 8192;
+    for (int i = 0; i < 4000; ++i) {
+      const std::vector<std::int64_t> lengths = PackedLengths(i, kTokens, longest);
+      const PackedSequences sequences = PackedFromLengths(lengths, kTokens);
+      for (const bool backward : {false, true}) {
+        const internal::CudnnPlanKey key = internal::CudnnKeyOf({DType::kBF16,
+                                                                 {32, 8, 128, 0},
+                                                                 kTokens,
+                                                                 sequences.num_sequences(),
+                                                                 sequences.max_length,
+                                                                 sequences.uniform},
+                                                                backward, true);
+        if (keys.insert(key).second && i >= 100) late.insert(key);
+      }
+    }
+    std::printf("sequences of up to %d tokens: %d plans, %d of them after 100 micro-batches\n",
+                static_cast<int>(longest), static_cast<int>(keys.size()),
+                static_cast<int>(late.size()));
+    // Forward and backward of at most three numbers of sequences and five lengths.
+    EXPECT_LE(keys.size(), 2 * 3 * 5) << longest;
+    EXPECT_LE(late.size(), keys.size() / 2) << longest;
+  }
+  // Token counts that never come again: as many plans as sizes between powers of two.
+  std::set<std::int64_t> counts;
+  for (std::int64_t tokens = 4096; tokens < 65536; ++tokens) {
+    counts.insert(internal::CudnnKeyOf({DType::kBF16, {32, 8, 128, 0}, tokens, 7, 1000, false},
+                                       /*backward=*/true, true)
+                      .tokens);
+  }
+  EXPECT_EQ(counts.size(), 4 * 2 + 1);
 }
 
 TEST(AttentionCudnnShape, UniformSequencesNeedNoOffsets) {
@@ -58,7 +112,7 @@ TEST(AttentionCudnnShape, UniformSequencesNeedNoOffsets) {
   EXPECT_EQ(shape(8192, 8, 1024).length, 1024);
   EXPECT_TRUE(shape(300, 3, 100).ragged) << "cuDNN has limits on odd lengths";
   // Nobody said how long sequences are: as long as there are tokens.
-  EXPECT_EQ(CudnnShapeOf({DType::kBF16, {8, 2, 64, 0}, 640, 4, 0, false}).length, 640);
+  EXPECT_EQ(CudnnShapeOf({DType::kBF16, {8, 2, 64, 0}, 700, 4, 0, false}).length, 768);
 }
 
 TEST(AttentionCudnnShape, HeadsAtOnceKeepScoresSmall) {
@@ -441,17 +495,94 @@ TEST_F(AttentionCudnn, BackwardAgreesWithF32) {
 
 TEST_F(AttentionCudnn, SaysWhyThereIsNoPlan) {
   cuda::RequireDevice(0);
-  for (const bool deterministic : {false, true}) {
-    EXPECT_EQ(
-        internal::CudnnRefusal({DType::kBF16, {4, 2, 64, 0}, 512, 2, 256, true}, deterministic),
-        "");
+  const auto make = [](std::int64_t head_dim, bool backward) {
+    internal::FindCudnnPlan(internal::CudnnKeyOf(
+        {DType::kBF16, {4, 2, head_dim, 0}, 512, 2, 256, true}, backward, true));
+  };
+  for (const bool backward : {false, true}) {
+    EXPECT_NO_THROW(make(64, backward));
     // Asked twice: the answer is kept.
     for (int i = 0; i < 2; ++i) {
-      EXPECT_THAT(
-          internal::CudnnRefusal({DType::kBF16, {4, 2, 12, 0}, 512, 2, 256, true}, deterministic),
-          ::testing::HasSubstr("attention: cuDNN"));
+      try {
+        make(12, backward);
+        FAIL() << "heads of 12 are no multiple of 16 bytes";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), ErrorCode::kUnsupported);
+        EXPECT_THAT(e.message(), ::testing::HasSubstr("attention: cuDNN"));
+      }
     }
   }
+}
+
+// TRAPS library-heuristic-miss: where cuDNN has no plan our own kernel runs, and says so once.
+TEST_F(AttentionCudnn, LibraryHeuristicMiss) {
+  const Truth t = MakeTruth({"no plan", {200, 97}, 7, {6, 2, 32, 0}});
+  PackedSequences sequences = PackedFromLengths(t.c.lengths, t.tokens);
+  sequences.cu_seqlens = sequences.cu_seqlens.To(Gpu());
+  const Tensor d_o = WithPadding(t.d_o, t.tokens).To(Gpu());
+  struct Results {
+    Tensor o, lse, dq, dk, dv;
+  };
+  for (const std::int64_t gap : {8, 3}) {  // of 3: heads begin anywhere, and the plain kernel runs
+    const auto run = [&](const Context& ctx) {
+      const Layout in = Inputs(t, gap), out = Outputs(t, gap);
+      const Tensor o = ctx.Empty({t.tokens, t.q_width}, DType::kBF16);
+      const Tensor lse = ctx.Empty({t.c.config.num_heads, t.tokens}, DType::kF32);
+      AttentionForward(ctx, t.c.config, sequences, in.q, in.k, in.v, lse, Write(o));
+      AttentionBackward(ctx, t.c.config, sequences, d_o, in.q, in.k, in.v, o, lse, Write(out.q),
+                        Write(out.k), Write(out.v));
+      return Results{o.ToHost(), lse.ToHost(), Columns(out.whole, out.at_q, t.q_width),
+                     Columns(out.whole, out.at_k, t.kv_width),
+                     Columns(out.whole, out.at_v, t.kv_width)};
+    };
+    const Context cudnn = Context(Gpu()).WithImpl("attention=cudnn");
+    internal::cudnn_has_no_plan = true;
+    ::testing::internal::CaptureStderr();
+    const Results got = run(cudnn);
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    EXPECT_ANY_THROW(run(cudnn.WithStrict(true)));
+    internal::cudnn_has_no_plan = false;
+    const std::string said = "our own kernel runs in its place";
+    EXPECT_EQ(log.find(said) != std::string::npos, gap == 8) << "once";
+    EXPECT_EQ(log.find(said), log.rfind(said));
+    const Results own =
+        run(Context(Gpu()).WithImpl(gap == 8 ? "attention=flash" : "attention=cuda"));
+    EXPECT_TRUE(Agrees(check::CompareBitwise("o", got.o, own.o)));
+    EXPECT_TRUE(Agrees(check::CompareBitwise("lse", got.lse, own.lse)));
+    EXPECT_TRUE(Agrees(check::CompareBitwise("dq", got.dq, own.dq)));
+    EXPECT_TRUE(Agrees(check::CompareBitwise("dk", got.dk, own.dk)));
+    EXPECT_TRUE(Agrees(check::CompareBitwise("dv", got.dv, own.dv)));
+  }
+}
+
+// TRAPS jit-stall: a run's packed micro-batches find their plans made by the first ones.
+TEST_F(AttentionCudnn, JitStall) {
+  const AttentionConfig config{8, 2, 64, 0};
+  const Context ctx = Context(Gpu()).WithImpl("attention=cudnn");
+  std::set<internal::CudnnPlanKey> keys;
+  const std::int64_t before = internal::CudnnPlansMade();
+  for (int i = 0; i < 40; ++i) {
+    const std::vector<std::int64_t> lengths = PackedLengths(i, 2048, 512);
+    // New token counts too: the last micro-batch, or tokens that another rank sent.
+    const std::int64_t tokens = 2048 + 3 * i;
+    PackedSequences sequences = PackedFromLengths(lengths, tokens);
+    const AttentionProblem problem{
+        DType::kBF16,         config,           tokens, sequences.num_sequences(),
+        sequences.max_length, sequences.uniform};
+    for (const bool backward : {false, true}) {
+      keys.insert(internal::CudnnKeyOf(problem, backward, true));
+    }
+    sequences.cu_seqlens = sequences.cu_seqlens.To(Gpu());
+    const Tensor q = ctx.Zeros({tokens, 512}, DType::kBF16),
+                 k = ctx.Zeros({tokens, 128}, DType::kBF16);
+    const Tensor o = ctx.Empty(q.shape(), q.dtype()), lse = ctx.Empty({8, tokens}, DType::kF32);
+    const Tensor dq = ctx.Empty(q.shape(), q.dtype());
+    const Tensor dk = ctx.Empty(k.shape(), k.dtype()), dv = ctx.Empty(k.shape(), k.dtype());
+    AttentionForward(ctx, config, sequences, q, k, k, lse, Write(o));
+    AttentionBackward(ctx, config, sequences, q, q, k, k, o, lse, Write(dq), Write(dk), Write(dv));
+  }
+  cuda::Synchronize(Gpu());
+  EXPECT_LE(internal::CudnnPlansMade() - before, static_cast<std::int64_t>(keys.size()));
 }
 
 // TRAPS atomics: by default the same bits again and again.
