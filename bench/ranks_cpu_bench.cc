@@ -1,11 +1,11 @@
-// The whole training step on CPU ranks (dp 1, ep = ranks) that share a shape's batch; one JSON line,
-// from rank 0.
+// The whole training step on CPU ranks (dp 1, ep = ranks) that share a shape's batch; one JSON
+// line, from rank 0.
 //
 //   ranks_cpu_bench MODEL [RANKS [STEPS]]              ranks are threads, 1 unless told
 //   mpirun -np N ranks_cpu_bench MODEL [RANKS [STEPS]] ranks are processes; RANKS is N
 //
-// MODEL: a shape of `cistron bench`, whose sequences the ranks divide among themselves. The ranks of
-// a process have OMP_NUM_THREADS threads together. `tokens_per_s` is that of all ranks, `ms` the
+// MODEL: a shape of `cistron bench`, whose sequences the ranks divide among themselves. The ranks
+// of a process have OMP_NUM_THREADS threads together. `tokens_per_s` is that of all ranks, `ms` the
 // median step; `cpu_ms` the processor time of all ranks' processes in a step, on average: more than
 // one process of as many threads takes is time that ranks spin, or compute what another one does.
 #include <fmt/core.h>

@@ -36,10 +36,10 @@ TEST(Places, ARankHasTheGpuOfItsNumberOnItsMachine) {
 TEST(Places, MoreRanksThanGpusAreRefusedOnEveryRank) {
   const std::vector<Place> all = {On("a", 2), On("b", 2), On("b", 2), On("b", 2)};
   for (int rank = 0; rank < 4; ++rank) {
-    EXPECT_THAT([&] { DeviceIndex(all, rank); },
-                Throws<Error>(AllOf(Property(&Error::code, ErrorCode::kUnsupported),
-                                    Property(&Error::message,
-                                             HasSubstr("b has 2 GPUs for its 3 ranks")))));
+    EXPECT_THAT(
+        [&] { DeviceIndex(all, rank); },
+        Throws<Error>(AllOf(Property(&Error::code, ErrorCode::kUnsupported),
+                            Property(&Error::message, HasSubstr("b has 2 GPUs for its 3 ranks")))));
   }
   const std::vector<Place> none = {On("a", 0), On("a", 0)};
   EXPECT_THROW(DeviceIndex(none, 0), Error);
