@@ -34,6 +34,7 @@ std::vector<Tensor> RepeatedProducts::Make(const std::function<void()>& begin,
   ops::GroupedGemmWgrad(ctx_, {dy_, splits_}, {x_, splits_}, ops::Write(results[2]));
   if (end) end(results);
   std::vector<Tensor> on_host;
+  on_host.reserve(results.size());
   for (const Tensor& t : results) on_host.push_back(t.ToHost());
   return on_host;
 }
