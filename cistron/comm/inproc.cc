@@ -299,7 +299,8 @@ class InprocTransport final : public Transport {
 
 void RunRanks(int ranks, const std::function<void(Communicator&)>& f, const Options& options,
               const MessageObserver& observer) {
-  CISTRON_CHECK(ranks >= 1, "RunRanks: {} ranks; at least one is needed", ranks);
+  CISTRON_CHECK(ranks >= 1 && ranks <= kMostThreads, "RunRanks: {} ranks, outside 1…{}", ranks,
+                kMostThreads);
   CISTRON_CHECK(options.limit.count() > 0, "RunRanks: a limit of {} ms; it must be positive",
                 options.limit.count());
   const auto world = std::make_shared<World>(ranks, options, observer);

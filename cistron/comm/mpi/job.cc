@@ -10,6 +10,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -20,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "cistron/base/env.h"
 #include "cistron/base/error.h"
 
 namespace cistron::comm::mpi {
@@ -36,6 +38,8 @@ constexpr milliseconds kNoticeEvery{5};
 constexpr milliseconds kSettle{200};
 // What a rank that keeps silent leaves to the one that speaks, before it ends the run itself.
 constexpr milliseconds kSilence{5000};
+// Within which a launcher ends the other ranks of one that has spoken and left.
+constexpr milliseconds kBetweenSpeakers{2000};
 
 // Asks again at once for some microseconds, then sleeps an eighth of what it has waited: the
 // processor belongs to ranks that compute, and an answer comes later by an eighth at most. No
@@ -47,6 +51,59 @@ void Rest(Clock::duration waited) {
   prctl(PR_SET_TIMERSLACK, 1000UL);
   std::this_thread::sleep_for(
       std::clamp<Clock::duration>(waited / 8, microseconds(10), microseconds(200)));
+}
+
+// Around a call of MPI that waits for every rank and knows no limit: where it has not returned in
+// time, this process ends with a message, and mpirun or srun ends the others.
+class Deadline {
+ public:
+  // `rank` of several that wait: the lowest speaks, and the others are ended before they do.
+  Deadline(const char* call, const RunOptions& options, int rank)
+      : thread_([this, call, &options, rank] { Watch(call, options, rank); }) {}
+  ~Deadline() {
+    {
+      const std::lock_guard lock(mutex_);
+      returned_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+  }
+  Deadline(const Deadline&) = delete;
+  Deadline& operator=(const Deadline&) = delete;
+
+ private:
+  void Watch(const char* call, const RunOptions& options, int rank) {
+    const auto limit = std::max(options.start_limit, options.communicator.limit);
+    auto end = Clock::now() + limit + std::min(rank, 3) * kBetweenSpeakers;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      if (changed_.wait_until(lock, end, [this] { return returned_; })) return;
+      if (Clock::now() - end < kBetweenSpeakers / 2) break;
+      end = Clock::now() + kSilence;  // this process was stopped itself, and others have spoken
+    }
+    const Error error(
+        ErrorCode::kIo,
+        fmt::format(
+            "mpi: rank {} waited {:.1f} s in {} for other ranks, which have not come so far", rank,
+            std::chrono::duration<double>(limit).count(), call));
+    const std::string line = "error: " + error.message() + "\n";
+    std::fwrite(line.data(), 1, line.size(), stderr);
+    std::fflush(stderr);
+    std::_Exit(options.status_of ? options.status_of(error) : 1);
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool returned_ = false;
+  std::thread thread_;
+};
+
+// Before MPI knows it; 0 where the launcher does not say.
+int RankOfLauncher() {
+  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    if (const auto text = GetEnv(variable)) return std::max(std::atoi(text->c_str()), 0);
+  }
+  return 0;
 }
 
 void Check(int code, const char* call) {
@@ -166,7 +223,10 @@ Job::Job(const RunOptions& options) : state_(std::make_unique<State>(options)) {
   Check(MPI_Initialized(&initialized), "MPI_Initialized");
   CISTRON_CHECK(initialized == 0, "mpi: RunRank may be called once in a process");
   int provided = 0;
-  Check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+  {
+    const Deadline deadline("MPI_Init", options, RankOfLauncher());
+    Check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+  }
   if (provided < MPI_THREAD_SERIALIZED) {
     MPI_Finalize();
     CISTRON_THROW(kUnsupported,
@@ -175,7 +235,10 @@ Job::Job(const RunOptions& options) : state_(std::make_unique<State>(options)) {
                   provided);
   }
   State& s = *state_;
-  Check(MPI_Comm_dup(MPI_COMM_WORLD, &s.comm), "MPI_Comm_dup");
+  {
+    const Deadline deadline("MPI_Comm_dup", options, RankOfLauncher());
+    Check(MPI_Comm_dup(MPI_COMM_WORLD, &s.comm), "MPI_Comm_dup");
+  }
   Check(MPI_Comm_set_errhandler(s.comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   Check(MPI_Comm_rank(s.comm, &s.rank), "MPI_Comm_rank");
   Check(MPI_Comm_size(s.comm, &s.size), "MPI_Comm_size");
@@ -337,6 +400,7 @@ void Job::Finish() {
                   s.sent.size());
   }
   Check(MPI_Comm_free(&s.comm), "MPI_Comm_free");
+  const Deadline deadline("MPI_Finalize", s.options, s.rank);
   Check(MPI_Finalize(), "MPI_Finalize");
 }
 

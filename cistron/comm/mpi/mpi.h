@@ -1,6 +1,7 @@
 // Ranks that are processes, started by mpirun or srun: Open MPI moves host memory between them.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -23,6 +24,9 @@ struct RunOptions {
   Options communicator;
   // Exit status of a run that an exception ends; without it, 1.
   std::function<int(const std::exception&)> status_of;
+  // MPI's start and end wait for every rank, without a limit of their own; they may take this or
+  // communicator.limit, whichever is longer: ranks of a large job come one after another.
+  std::chrono::milliseconds start_limit{60'000};
   // Longer messages are cut in pieces of so many bytes (a count is an int in MPI).
   std::int64_t largest_message = std::int64_t{1} << 30;
 };

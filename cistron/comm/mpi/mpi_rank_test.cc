@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "cistron/base/error.h"
@@ -74,6 +77,12 @@ int Main(int argc, char** argv) {
   options.status_of = [](const std::exception& e) {
     return dynamic_cast<const Error*>(&e) != nullptr ? 3 : 4;
   };
+  // A rank that never comes to where MPI starts.
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (what == "stops_first") {
+    options.start_limit = options.communicator.limit;
+    if (rank != nullptr && std::string_view(rank) == "0") raise(SIGSTOP);
+  }
   return mpi::RunRank(
       [&](Communicator& world) {
         // One write: lines of ranks do not mix.

@@ -155,6 +155,14 @@ TEST_F(MpiTest, ARankThatIsStoppedFiresTheWatchdog) {
   }
 }
 
+// MPI itself would wait for it without end.
+TEST_F(MpiTest, ARankThatNeverStartsEndsTheOthers) {
+  testing::Process process(folder_, Command(3, "stops_first", kLimitMs));
+  EXPECT_EQ(process.Wait(), 3);
+  EXPECT_EQ(Count(process.Errors(), "error: "), 1u) << process.Errors();
+  EXPECT_THAT(process.Errors(), HasSubstr("error: mpi: rank 1 waited 1.5 s in MPI_Init"));
+}
+
 TEST_F(MpiTest, CollectivesThatDoNotMatchAreReported) {
   testing::Process checked(folder_, Command(3, "mismatch", 60'000));
   EXPECT_EQ(checked.Wait(), 3);
