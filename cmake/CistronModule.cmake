@@ -3,7 +3,7 @@
 # cistron_cuda_sources(TARGET SOURCES … STUB …): sources of the CUDA backend, or what stands in for them.
 # cistron_test(NAME SOURCES … DEPS … [LABELS …] [TIMEOUT s])
 #   one GoogleTest program, registered as one ctest entry of that name. The label `threads` marks tests that
-#   ThreadSanitizer runs; they must not link oneDNN.
+#   ThreadSanitizer runs; they must not run oneDNN on several threads.
 
 # What ThreadSanitizer builds (scripts/sanitize.sh).
 add_custom_target(threaded_tests)

@@ -4,7 +4,7 @@
 #   scripts/sanitize.sh asan   AddressSanitizer and UndefinedBehaviorSanitizer, all tests (g++)
 #   scripts/sanitize.sh tsan   ThreadSanitizer, the tests with the label `threads` (clang with its OpenMP
 #                              runtime, which reports its locks and barriers; oneDNN's own runtime does not, so
-#                              tests that link it are left out)
+#                              tests that run it on several threads are left out)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
