@@ -114,6 +114,21 @@ class RanksTest : public ::testing::Test {
     EXPECT_FALSE(HasTemporaries(run)) << "left in " << run;
   }
 
+  // One step more of a copy of the run.
+  void ExpectOtherLayoutResumes(const std::string& run) {
+    const std::string moved = run + "-moved";
+    fs::copy(tiny_.path(run), tiny_.path(moved), fs::copy_options::recursive);
+    const std::int64_t end = tiny_.Newest(moved).step() + 1;
+    const Result r = Run(Strings{CISTRON_PROGRAM} +
+                         TrainWords(moved, {fmt::format("train.steps={}", end), kDecayEnd,
+                                            "threads=2", "run.on_exists=resume", "parallel.dp=4",
+                                            "parallel.ep=1", "parallel.shard=full"}));
+    EXPECT_EQ(r.status, 0) << r.err;
+    EXPECT_EQ(tiny_.Newest(moved).step(), end);
+    EXPECT_EQ(tiny_.Metrics(moved).size(), static_cast<std::size_t>(end));
+    EXPECT_FALSE(HasTemporaries(moved)) << "left in " << moved;
+  }
+
   // Process ids of the ranks of a run, by rank, from what Linux says of every process.
   std::map<int, pid_t> Pids(const std::string& run) const {
     const std::string output = "output=" + tiny_.path(run).string();
@@ -266,6 +281,30 @@ TEST_F(RanksTest, ARankThatIsKilledInASaveEndsTheOthersAndTheRunResumes) {
     EXPECT_LE(Count(process.Errors(), "error: "), 1u) << process.Errors();
     ExpectNoRankLeft(run);
     EXPECT_EQ(tiny_.Newest(run).step(), saved) << "a half-written checkpoint counts";
+    EXPECT_TRUE(HasTemporaries(run));
+    ExpectOtherLayoutResumes(run);
+    FinishAndCompare(run);
+  }
+}
+
+// What is half written counts for nothing, on whatever layout the run goes on.
+TEST_F(RanksTest, AFullDiskInASaveOfAllRanksKeepsTheLastCheckpoint) {
+  for (const char* background : {"false", "true"}) {
+    const std::string run = fmt::format("full-{}", background);
+    const Strings keys = {fmt::format("checkpoint.background={}", background), "threads=2"};
+    const Strings shortly = keys + Strings{"train.steps=4", kDecayEnd};
+    ASSERT_EQ(Run(Strings{CISTRON_PROGRAM} + TrainWords(run, shortly)).status, 0);
+    {
+      const Strings longer = keys + Endless({"checkpoint.every=2", "run.on_exists=resume"});
+      testing::Process process(tiny_.path("."), Strings{CISTRON_PROGRAM} + TrainWords(run, longer),
+                               {.file_size_limit = 30'000});
+      EXPECT_EQ(process.Wait(), 3);
+      EXPECT_EQ(Count(process.Errors(), "error: "), 1u) << process.Errors();
+      EXPECT_THAT(process.Errors(), HasSubstr("cannot write"));
+    }
+    EXPECT_EQ(tiny_.Newest(run).step(), 4);
+    EXPECT_FALSE(HasTemporaries(run));
+    ExpectOtherLayoutResumes(run);
     FinishAndCompare(run);
   }
 }
@@ -438,6 +477,18 @@ TEST_F(RanksTest, BadInputIsToldOnceWithNoProcessLeft) {
     if (&c != &cases.front() && c.keys[0] != "sead=2") continue;
     ExpectRefused(Launch(c.ranks, words), "bad", HasSubstr(c.message));
   }
+}
+
+// Numbers whose products or conversions overflow, and more threads than there can be.
+TEST_F(RanksTest, NumbersOfRanksBeyondReasonAreRefused) {
+  const auto refused = [&](const Strings& keys, const char* message) {
+    ExpectRefused(Strings{CISTRON_PROGRAM} + TrainWords("huge", keys), "huge", HasSubstr(message));
+  };
+  refused({"parallel.dp=4611686018427387904", "parallel.ep=4"}, "parallel.dp=4611686018427387904");
+  refused({"--ranks", "4294967298"}, "4294967298 ranks cannot be threads");
+  refused({"--ranks", "-1"}, "-1 ranks cannot be threads");
+  refused({"parallel.dp=8192", "parallel.ep=1", "batch.global_tokens=262144"},
+          "8192 ranks cannot be threads of one process, which are 1…4096: correct parallel.dp");
 }
 
 TEST_F(RanksTest, OtherVerbsRunAsOneProcess) {

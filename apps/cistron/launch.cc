@@ -28,6 +28,7 @@
 #include "cistron/base/env.h"
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
+#include "cistron/comm/inproc.h"
 #include "cistron/comm/mpi/mpi.h"
 
 namespace cistron::app {
@@ -201,9 +202,9 @@ class LaunchCommand final : public Command {
       CISTRON_THROW(kInvalidArgument, "launch starts ranks by itself; leave out `{}`",
                     launched->start);
     }
-    constexpr std::int64_t kMost = 4096;
-    if (ranks_ < 1 || ranks_ > kMost) {
-      CISTRON_THROW(kInvalidArgument, "-n {}: give the number of ranks, 1…{}", ranks_, kMost);
+    if (ranks_ < 1 || ranks_ > comm::kMostThreads) {
+      CISTRON_THROW(kInvalidArgument, "-n {}: give the number of ranks, 1…{}", ranks_,
+                    comm::kMostThreads);
     }
     if (command_.empty() || command_[0] != "train") {
       CISTRON_THROW(kInvalidArgument, "{}: ranks run `train`; write `cistron launch -n {} train …`",

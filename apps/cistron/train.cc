@@ -144,8 +144,13 @@ class TrainCommand final : public Command {
   // Several ranks are threads of this process, which is one machine's only one.
   train::TrainOutcome TrainOnThreads(const train::LoadedConfig& loaded,
                                      const train::TrainHooks& hooks) const {
-    const std::int64_t ranks = ranks_ > 0 ? ranks_ : loaded.config.Ranks();
+    const std::int64_t ranks = ranks_ != 0 ? ranks_ : loaded.config.Ranks();
     // Before threads are made of a number that was mistyped.
+    CISTRON_CHECK(ranks >= 1 && ranks <= comm::kMostThreads,
+                  "{} ranks cannot be threads of one process, which are 1…{}: correct {}, or start "
+                  "processes with mpirun",
+                  ranks, comm::kMostThreads,
+                  ranks_ != 0 ? "--ranks" : "parallel.dp and parallel.ep");
     parallel::Mesh::Check(static_cast<int>(ranks), loaded.config.parallel.dp,
                           loaded.config.parallel.ep, loaded.config.model.num_local_experts);
     if (ranks == 1) return train::Train(loaded, hooks);

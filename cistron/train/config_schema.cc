@@ -359,6 +359,7 @@ std::vector<ConfigKey> MakeKeys() {
   constexpr KeyRole kTunable = KeyRole::kTunable;
   constexpr NamedValue<CudaGraph> kGraphs[] = {{"auto", CudaGraph::kAuto},
                                                {"off", CudaGraph::kOff}};
+  constexpr double kMostRanks = 65'536;  // of each kind: what is made of their product stays small
   constexpr NamedValue<Sharding> kShardings[] = {{"none", Sharding::kNone},
                                                  {"full", Sharding::kFull}};
   constexpr NamedValue<TravellingRows> kRows[] = {{"exact", TravellingRows::kExact},
@@ -611,9 +612,9 @@ std::vector<ConfigKey> MakeKeys() {
               "save after the last step, and write the Hugging Face directory; false, to measure: "
               "the run leaves its metrics and a checksum of the weights",
               kMechanical),
-      Integer("parallel.dp", At(&C::parallel, &ParallelOptions::dp), AtLeast(1),
+      Integer("parallel.dp", At(&C::parallel, &ParallelOptions::dp), Between(1, kMostRanks),
               "data-parallel groups of ranks; dp times ep is the number of ranks", kMechanical),
-      Integer("parallel.ep", At(&C::parallel, &ParallelOptions::ep), AtLeast(1),
+      Integer("parallel.ep", At(&C::parallel, &ParallelOptions::ep), Between(1, kMostRanks),
               "ranks that share the experts, each with an equal part of them", kMechanical),
       Choice("parallel.shard", At(&C::parallel, &ParallelOptions::shard), kShardings,
              "full: ranks that would hold the same parameters each keep a shard of weights, "
