@@ -1,7 +1,7 @@
 # cistron_module(NAME SOURCES … HEADERS … [PUBLIC deps…] [PRIVATE deps…])
 #   one static library `cistron_<name>` (slashes become underscores), alias `cistron::<name>`.
 # cistron_cuda_sources(TARGET SOURCES … STUB …): sources of the CUDA backend, or what stands in for them.
-# cistron_test(NAME SOURCES … DEPS … [LABELS …] [TIMEOUT s])
+# cistron_test(NAME SOURCES … DEPS … [LABELS …] [TIMEOUT s] [SLOW])
 #   one GoogleTest program, registered as one ctest entry of that name. The label `threads` marks tests that
 #   ThreadSanitizer runs; they must not run oneDNN on several threads.
 
