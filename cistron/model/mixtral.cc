@@ -36,6 +36,7 @@ nn::MoeLayer::Config MoeConfig(const MixtralConfig& c, std::int64_t layer) {
   moe.router.routed_scaling = c.routed_scaling_factor;
   moe.expert_bias = c.moe_router_enable_expert_bias;
   moe.jitter = c.router_jitter_noise;
+  moe.force_balance = c.moe_router_force_load_balancing;
   moe.layer = layer;
   moe.shared_ffn = c.n_shared_experts * c.intermediate_size;
   return moe;
@@ -166,6 +167,8 @@ struct Mixtral::State {
     CISTRON_CHECK(config.router_jitter_noise == 0 || noise.step,
                   "model: router_jitter_noise = {} needs the seed and the step of the run",
                   config.router_jitter_noise);
+    CISTRON_CHECK(!config.moe_router_force_load_balancing || noise.step,
+                  "model: moe_router_force_load_balancing needs the seed and the step of the run");
     return {noise.seed, noise.step, batch.first_token};
   }
 

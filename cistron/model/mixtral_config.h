@@ -55,6 +55,8 @@ struct MixtralConfig {
   double moe_router_bias_update_rate = 1e-3;
   double moe_aux_loss_coeff = 0;  // one load-balancing loss a layer (Megatron's definition)
   double moe_z_loss_coeff = 0;
+  // To measure: training chooses experts at random, as evenly as a trained router would.
+  bool moe_router_force_load_balancing = false;
   std::int64_t n_shared_experts = 0;  // one dense MLP of n_shared_experts · intermediate_size
 
   // Cistron's own: over what the auxiliary losses take their statistics.

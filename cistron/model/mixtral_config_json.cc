@@ -107,6 +107,7 @@ void ReadRouter(Reader& reader, MixtralConfig& c) {
   reader.Read("moe_router_bias_update_rate", c.moe_router_bias_update_rate);
   reader.Read("moe_aux_loss_coeff", c.moe_aux_loss_coeff);
   reader.Read("moe_z_loss_coeff", c.moe_z_loss_coeff);
+  reader.Read("moe_router_force_load_balancing", c.moe_router_force_load_balancing);
   reader.Read("n_shared_experts", c.n_shared_experts);
 }
 
@@ -127,6 +128,7 @@ void WriteRouter(const MixtralConfig& c, json& document) {
   put("moe_router_bias_update_rate", &MixtralConfig::moe_router_bias_update_rate);
   put("moe_aux_loss_coeff", &MixtralConfig::moe_aux_loss_coeff);
   put("moe_z_loss_coeff", &MixtralConfig::moe_z_loss_coeff);
+  put("moe_router_force_load_balancing", &MixtralConfig::moe_router_force_load_balancing);
   put("n_shared_experts", &MixtralConfig::n_shared_experts);
 }
 

@@ -20,6 +20,18 @@ Tensor MoeLayer::SharedSplit::Of(const ops::Context& ctx, std::int64_t rows) {
   return split;
 }
 
+Tensor MoeLayer::EvenLogits::Of(const ops::Context& ctx, std::int64_t tokens, std::int64_t experts,
+                                DType dtype) {
+  const std::lock_guard lock(mutex_);
+  Tensor& ones = ones_[tokens];
+  if (!ones || ones.device() != ctx.allocator().device()) {
+    ones = ctx.Empty({tokens, experts}, dtype);
+    const auto n = static_cast<std::size_t>(ones.numel());
+    Convert(Tensor::FromSpan<float>(ones.shape(), std::vector<float>(n, 1.0f)), ones);
+  }
+  return ones;
+}
+
 namespace {
 
 // A SwiGLU MLP a group. One op after another: parameters register in canonical order.
@@ -76,6 +88,7 @@ MoeLayer::MoeLayer(ParameterStore& store, TokenDispatcher& dispatcher, const std
     shared_ = MakeExperts(store, prefix + "shared_experts.", 1, config.hidden, config.shared_ffn,
                           /*is_expert=*/false);
   }
+  if (config.force_balance) even_logits_ = std::make_unique<EvenLogits>();
   if (config.expert_bias) {
     bias_ = store.RegisterBuffer(
         {prefix + "gate.e_score_correction_bias", {config.router.num_experts}});
@@ -99,6 +112,12 @@ Tensor MoeLayer::Forward(const ops::Context& ctx, const Tensor& input, const Ten
   Operand operand = gate_.Input(x);
   SavedOperand gate_input;
   gate_.Forward(ctx, operand, saved == nullptr ? nullptr : &gate_input, ops::Write(routing.logits));
+  if (even_logits_ && noise.step) {
+    // Numbers of U(1 − a, 1 + a), a near 1: any spread chooses experts evenly.
+    constexpr double kAmplitude = 0.99;
+    ops::Jitter(ctx, {kAmplitude, noise.seed, config_.layer, noise.first_token}, noise.step,
+                even_logits_->Of(ctx, tokens, experts, x.dtype()), ops::Write(routing.logits));
+  }
   ops::RouterOutputs& out = routing.router;
   ops::RouterConfig router = config_.router;
   router.given_experts = static_cast<bool>(out.experts);

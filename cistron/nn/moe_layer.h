@@ -30,8 +30,11 @@ class MoeLayer {
     std::int64_t hidden = 0;  // H
     std::int64_t ffn = 0;     // F
     ops::RouterConfig router;
-    bool expert_bias = false;     // sigmoid scores: a bias that only selects
-    double jitter = 0;            // j
+    bool expert_bias = false;  // sigmoid scores: a bias that only selects
+    double jitter = 0;         // j
+    // In training the router's logits are random numbers in their place; gradients pass as if they
+    // were the gate's (as Megatron-LM's moe_router_force_load_balancing does).
+    bool force_balance = false;
     std::int64_t layer = 0;       // of the model, for the jitter's random numbers
     std::int64_t shared_ffn = 0;  // width of the shared expert; 0: none
   };
@@ -95,6 +98,15 @@ class MoeLayer {
     std::mutex mutex_;
     std::map<std::int64_t, Tensor> splits_;
   };
+  // Logits that are all 1, of which random ones are made, by the number of tokens.
+  class EvenLogits {
+   public:
+    Tensor Of(const ops::Context& ctx, std::int64_t tokens, std::int64_t experts, DType dtype);
+
+   private:
+    std::mutex mutex_;
+    std::map<std::int64_t, Tensor> ones_;
+  };
   ops::JitterConfig JitterOf(const Noise& noise) const {
     return {config_.jitter, noise.seed, config_.layer, noise.first_token};
   }
@@ -103,6 +115,7 @@ class MoeLayer {
   Linear gate_;
   std::unique_ptr<Sequential> experts_, shared_;
   std::unique_ptr<SharedSplit> shared_split_;
+  std::unique_ptr<EvenLogits> even_logits_;  // where force_balance is set
   Tensor bias_;
   std::string name_, input_weight_;  // the layer's, and the parameter that its rows enter
 };

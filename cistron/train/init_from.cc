@@ -12,9 +12,10 @@ namespace {
 
 // Keys of model.* that say how to train, not what the weights mean.
 constexpr std::array kTrainingKeys = {
-    "model.router_aux_loss_coef", "model.output_router_logits", "model.initializer_range",
-    "model.moe_aux_loss_coeff",   "model.moe_z_loss_coeff",     "model.moe_router_bias_update_rate",
-    "model.router_jitter_noise"};
+    "model.router_aux_loss_coef", "model.output_router_logits",
+    "model.initializer_range",    "model.moe_aux_loss_coeff",
+    "model.moe_z_loss_coeff",     "model.moe_router_bias_update_rate",
+    "model.router_jitter_noise",  "model.moe_router_force_load_balancing"};
 
 bool IsTrainingKey(const std::string& key) {
   for (const char* name : kTrainingKeys) {
@@ -47,6 +48,7 @@ void ResolveInit(LoadedConfig& loaded) {
   resolved.model.moe_z_loss_coeff = given.model.moe_z_loss_coeff;
   resolved.model.moe_router_bias_update_rate = given.model.moe_router_bias_update_rate;
   resolved.model.router_jitter_noise = given.model.router_jitter_noise;
+  resolved.model.moe_router_force_load_balancing = given.model.moe_router_force_load_balancing;
   for (const ConfigKey& key : ConfigKeys()) {
     if (!key.name.starts_with("model.") || IsTrainingKey(key.name)) continue;
     const auto origin = loaded.origins.find(key.name);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
 
 #include "cistron/io/file.h"
@@ -72,6 +73,47 @@ TEST(MeasuredRun, WithoutASaveAtItsEndARunLeavesFiguresAlone) {
   tiny.TrainOnRanks("ranks", {"checkpoint.every=0", "checkpoint.at_end=false", "parallel.ep=2"});
   EXPECT_FALSE(std::filesystem::exists(RunPaths{tiny.path("ranks")}.final_model()));
   EXPECT_FALSE(io::HasCheckpointDirectories(RunPaths{tiny.path("ranks")}.checkpoints()));
+}
+
+// Every choice of an expert is a draw with probability 1/E; a token's are not independent of each
+// other, which makes shares spread less than those of independent ones.
+TEST(MeasuredRun, ForcedBalanceIsEvenAndTheSameOnEveryLayout) {
+  TinyRun tiny("balance");
+  const std::vector<std::string> even = {"model.moe_router_force_load_balancing=true"};
+  tiny.Train("one", even);
+  tiny.Train("again", even);
+  tiny.Train("own");
+  const auto one = tiny.Metrics("one"), own = tiny.Metrics("own");
+  const double choices = 128 * 2, experts = 4;  // tokens of a step, of which each chooses two
+  const double five_sigma = 5 * std::sqrt((1 / experts) * (1 - 1 / experts) / choices);
+  double worst = 0, worst_own = 0;
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    for (std::size_t l = 0; l < one[i].expert_load.size(); ++l) {
+      EXPECT_NE(one[i].expert_load[l], own[i].expert_load[l]) << "step " << i + 1;
+      if (l > 0) EXPECT_NE(one[i].expert_load[l], one[i].expert_load[0]) << "layers draw alike";
+      for (const double share : one[i].expert_load[l]) {
+        worst = std::max(worst, std::abs(share - 1 / experts));
+      }
+      for (const double share : own[i].expert_load[l]) {
+        worst_own = std::max(worst_own, std::abs(share - 1 / experts));
+      }
+    }
+    if (i > 0) EXPECT_NE(one[i].expert_load, one[0].expert_load) << "steps draw alike";
+  }
+  EXPECT_LE(worst, five_sigma);
+  EXPECT_GT(worst_own, five_sigma) << "the bound tells nothing";
+  EXPECT_EQ(Checksum(tiny, "one"), Checksum(tiny, "again"));
+  // The gate learns from the choices that were made for it, and recomputation makes them again.
+  tiny.Train("recompute", {even[0], "recompute=layer"});
+  EXPECT_EQ(Checksum(tiny, "recompute"), Checksum(tiny, "one"));
+  tiny.TrainOnRanks("ranks", {even[0], "parallel.dp=2", "parallel.ep=2"});
+  const auto ranks = tiny.Metrics("ranks");
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    EXPECT_EQ(ranks[i].expert_load, one[i].expert_load) << "step " << i + 1;
+    // As in layouts_test.cc.
+    EXPECT_LE(std::abs(ranks[i].loss - one[i].loss), 128 * 0x1p-24 * one[i].loss);
+    EXPECT_LE(std::abs(ranks[i].grad_norm - one[i].grad_norm), 128 * 0x1p-24 * one[i].grad_norm);
+  }
 }
 
 TEST(MeasuredRun, ExchangesAreOpsOfTheProfile) {
