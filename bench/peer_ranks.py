@@ -13,10 +13,12 @@ A step is forward, backward, clipping at 1.0 and fused AdamW; weights, gradients
 and fp32 on a CPU. MODEL.json has the fields of MixtralConfig; a shape is rows of a rank times their length, cut from
 the sequences in the file, other ones on every rank and in every step. One JSON line a shape, from rank 0: the median
 step after the warm-up, and the peak memory of the rank that took most. --recompute: layers are computed again in
-backward. A shape that would begin after --seconds is left out, and its line says so. Needs torch and transformers (written for
+backward. --even: tokens choose experts at random, since random weights send nearly all of them to the same two. A
+shape that would begin after --seconds is left out, and its line says so. Needs torch and transformers (written for
 2.11 and 5.17), which nothing else in Cistron's build or tests does.
 """
 import argparse
+import functools
 import gzip
 import json
 import os
@@ -31,6 +33,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
 from torch.distributed.fsdp import fully_shard
+
+
+def route_evenly(router, x):
+    """In the place of MixtralTopKRouter.forward: experts are drawn at random, weighed by their own probabilities."""
+    logits = F.linear(x.reshape(-1, router.hidden_dim), router.weight)
+    index = torch.rand_like(logits, dtype=torch.float32).topk(router.top_k, dim=-1).indices
+    weights = logits.float().softmax(-1).gather(1, index)
+    return logits, weights / weights.sum(-1, keepdim=True), index
 
 
 class Exchange(torch.autograd.Function):
@@ -119,6 +129,9 @@ def build(arguments, device):
             assert name.endswith("inv_freq"), name
             buffer.copy_(1 / 1e6 ** (half / (2 * len(half))))
     model.train()
+    if arguments.even:
+        for layer in model.model.layers:
+            layer.mlp.gate.forward = functools.partial(route_evenly, layer.mlp.gate)
     if arguments.recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
@@ -243,6 +256,7 @@ def main():
     parser.add_argument("--shapes", required=True, help="rows of a rank times their length, as 1x8192,2x4096")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--recompute", action="store_true")
+    parser.add_argument("--even", action="store_true")
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=1e9)

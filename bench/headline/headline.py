@@ -204,6 +204,7 @@ class Headline:
         return ["--config-name", ROOT / f"configs/{preset}.yaml", f"data.train={DATA}", "data.split=none",
                 *model_keys(self.work.model), f"precision={self.work.precision}", f"data.seq_len={shape.sequence}",
                 f"batch.global_tokens={ranks * shape.tokens}", "eval.every=0", "checkpoint.every=0",
+                f"model.moe_router_force_load_balancing={'true' if self.arguments.routing == 'even' else 'false'}",
                 "optim.warmup_steps=2", f"optim.states={self.arguments.states}"]
 
     def plan(self, piece, shape, layout):
@@ -289,7 +290,8 @@ class Headline:
                 out = self.python(piece, ROOT / "bench/peer_ranks.py", "--impl", impl, "--model", self.model_file(),
                                   "--data", DATA, "--shapes", shapes_text, "--device", self.arguments.device,
                                   "--warm-up", WARM_UP, "--steps", STEPS, "--seconds", f"{0.6 * piece.left():.0f}",
-                                  *(["--recompute"] if recompute else []))
+                                  *(["--recompute"] if recompute else []),
+                                  *(["--even"] if self.arguments.routing == "even" else []))
             finally:  # what it measured before it failed counts
                 self.take_peer(name, out or piece.log.read_text(encoding="utf-8"), shapes, recompute)
 
@@ -343,7 +345,8 @@ class Headline:
         command = shlex.join(["bench/headline.sh", *self.arguments.given])
         print(f"\n{begin:%Y-%m-%d}, {machine['device']}; `{command}`")
         print(f"{self.work.model['num_hidden_layers']} layers of hidden size {self.work.model['hidden_size']}, "
-              f"{self.work.model['num_local_experts']} experts; {self.work.precision}, states {self.arguments.states} "
+              f"{self.work.model['num_local_experts']} experts; {self.work.precision}, states {self.arguments.states}, "
+              f"{self.arguments.routing} routing "
               f"(peers: weights and states of one type); median of {STEPS} steps after {WARM_UP}\n")
         if rows:
             print(table.markdown(rows) + "\n")
@@ -361,8 +364,8 @@ class Headline:
         (self.out / "headline.json").write_text(json.dumps({
             "date": begin.isoformat(timespec="seconds"), "command": command, "machine": machine,
             "ranks": self.arguments.ranks, "model": self.work.model, "precision": self.work.precision,
-            "states": self.arguments.states, "rows": rows, "ratios": ratios, "plan": plan,
-            "pieces": self.pieces.done}, indent=1) + "\n", encoding="utf-8")
+            "states": self.arguments.states, "routing": self.arguments.routing, "rows": rows, "ratios": ratios,
+            "plan": plan, "pieces": self.pieces.done}, indent=1) + "\n", encoding="utf-8")
         return 1 if failed else 0
 
     def machine(self):
@@ -391,6 +394,9 @@ def parse(words):
     parser.add_argument("--peers", choices=("yes", "no"), default="yes")
     parser.add_argument("--layers", type=int, default=0, help="of the model; 0: 32 on eight GPUs, 16 on four, else 4")
     parser.add_argument("--shapes", type=int, default=4, help="how many of the shapes, in order of importance")
+    parser.add_argument("--routing", choices=("even", "own"), default="even",
+                        help="even: experts are drawn at random, as a trained router would spread tokens; own: what "
+                        "random weights choose, nearly always the same two experts")
     parser.add_argument("--states", choices=("fp32", "bf16"), default="fp32",
                         help="of our optimiser; bf16 has no masters, as the peers")
     parser.add_argument("--repeat-with", nargs="*", default=[], metavar="KEY=VALUE",
