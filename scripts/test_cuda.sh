@@ -4,22 +4,28 @@
 #   scripts/test_cuda.sh              tests with the label `cuda`, golden folders, failures of the program, and
 #                                     compute-sanitizer on small cases where it is installed
 #   scripts/test_cuda.sh --installed  the same with binaries that lie in $CISTRON_BIN (cistron and the tests), nothing is built
-#   CISTRON_TEST_ONLY=racecheck scripts/test_cuda.sh …   what has this in its name alone
+#
+#   CISTRON_TEST_ONLY=racecheck       what has this in its name alone
+#   CISTRON_TEST_JOBS=14              that many at once, where processors and device memory are enough
 set -euo pipefail
 cd "$(dirname "$0")/.."
-failed=()
+report=$(mktemp)  # names of what failed
+trap 'rm -f "$report"' EXIT
 run() {  # NAME COMMAND …, a program or a function: prints the name and, when it fails, the end of the output
-  local name=$1 log
+  [[ $1 == *"${CISTRON_TEST_ONLY:-}"* ]] || return 0
+  while (($(jobs -rp | wc -l) >= ${CISTRON_TEST_JOBS:-1})); do wait -n || true; done
+  check "$@" &
+}
+check() {
+  local name=$1 log begin=$SECONDS
   shift
-  [[ $name == *"${CISTRON_TEST_ONLY:-}"* ]] || return 0
   log=$(mktemp)
   # A shell of its own: timeout starts programs alone.
   if timeout "${CISTRON_TEST_TIMEOUT:-900}" bash -c '"$@"' "$name" "$@" >"$log" 2>&1; then
-    echo "ok      $name"
+    echo "ok      $name, $((SECONDS - begin)) s"
   else
-    echo "FAILED  $name"
-    tail -n 25 "$log"
-    failed+=("$name")
+    echo "FAILED  $name"$'\n'"$(tail -n 25 "$log")"  # at once: others print, too
+    echo "$name" >>"$report"
   fi
   rm -f "$log"
 }
@@ -41,6 +47,23 @@ fi
 if ! "$cistron" info | grep -q 'cuda:0'; then
   echo "test_cuda: no GPU: $("$cistron" info | grep '^CUDA')" >&2
   exit 1
+fi
+
+# Small cases: a sanitizer makes kernels 10 to 100 times slower. First, since they take longest.
+if sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null); then
+  small=(--error-exitcode 9 "$tests/device_traps_test" --gtest_filter=DeviceTraps.SecondBackwardNan)
+  # What the copy engine (TMA) stores is not seen as written: initcheck is for kernels without it.
+  plain=gemm=cuda,grouped_gemm=cuda,grouped_mlp=cuda,attention=cuda
+  run "memcheck of three steps" "$sanitizer" --tool memcheck "${small[@]}"
+  run "memcheck of three steps, plain kernels" env CISTRON_IMPL=$plain "$sanitizer" --tool memcheck "${small[@]}"
+  run "racecheck of three steps" "$sanitizer" --tool racecheck "${small[@]}"
+  for kernels in GroupedProducts FusedExperts RmsNorm Permute; do
+    run "racecheck of $kernels at training widths" "$sanitizer" --tool racecheck --error-exitcode 9 \
+      "$tests/device_races_test" "--gtest_filter=DeviceRaces.$kernels"
+  done
+  run "initcheck of three steps, plain kernels" env CISTRON_IMPL=$plain "$sanitizer" --tool initcheck "${small[@]}"
+else
+  echo "test_cuda: compute-sanitizer is not installed: no check of memory, races and initialisation"
 fi
 
 # With --installed ctest is not there; otherwise build_cuda.sh ran all tests with the label already.
@@ -101,22 +124,8 @@ run "too little memory" refused 2 "too little for the step" \
 run "a plan that does not fit" refused 2 "does not fit" \
   "$cistron" plan --model 8x7b_4layers --precision bf16 --device cuda plan.memory_gib=64
 
-# Small cases: a sanitizer makes kernels 10 to 100 times slower.
-if sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null); then
-  small=(--error-exitcode 9 "$tests/device_traps_test" --gtest_filter=DeviceTraps.SecondBackwardNan)
-  # What the copy engine (TMA) stores is not seen as written: initcheck is for kernels without it.
-  plain=gemm=cuda,grouped_gemm=cuda,grouped_mlp=cuda,attention=cuda
-  run "memcheck of three steps" "$sanitizer" --tool memcheck "${small[@]}"
-  run "memcheck of three steps, plain kernels" env CISTRON_IMPL=$plain "$sanitizer" --tool memcheck "${small[@]}"
-  run "racecheck of three steps" "$sanitizer" --tool racecheck "${small[@]}"
-  for kernels in GroupedProducts FusedExperts RmsNorm Permute; do
-    run "racecheck of $kernels at training widths" "$sanitizer" --tool racecheck --error-exitcode 9 \
-      "$tests/device_races_test" "--gtest_filter=DeviceRaces.$kernels"
-  done
-  run "initcheck of three steps, plain kernels" env CISTRON_IMPL=$plain "$sanitizer" --tool initcheck "${small[@]}"
-else
-  echo "test_cuda: compute-sanitizer is not installed: no check of memory, races and initialisation"
-fi
+wait
+mapfile -t failed <"$report"
 if ((${#failed[@]})); then
   printf 'test_cuda: %d failed:\n' "${#failed[@]}" >&2
   printf '  %s\n' "${failed[@]}" >&2
