@@ -44,10 +44,12 @@ data::Batch RandomBatch(const BenchShape& shape, std::int64_t first_row, std::in
   const auto tokens = batch.tokens.span<std::int64_t>();
   const auto labels = batch.labels.span<std::int64_t>();
   const auto weights = batch.weights.span<float>();
-  const RandomStream stream(0, "bench.tokens", static_cast<std::uint64_t>(first_row));
+  // By their place in the global batch: ranks and micro-batches share out the same tokens.
+  const RandomStream stream(0, "bench.tokens", 0);
+  const auto first = static_cast<std::size_t>(first_row * s);
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     tokens[t] = static_cast<std::int64_t>(
-        stream.Below(t, static_cast<std::uint64_t>(shape.model.vocab_size)));
+        stream.Below(first + t, static_cast<std::uint64_t>(shape.model.vocab_size)));
   }
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     const bool last = (t + 1) % static_cast<std::size_t>(s) == 0;

@@ -30,7 +30,8 @@ class LayoutThreads : public ::testing::Test {
     fs::remove_all(folder_);
   }
 
-  const fs::path folder_ = fs::path(::testing::TempDir()) / fmt::format("layout-threads-{}", getpid());
+  const fs::path folder_ =
+      fs::path(::testing::TempDir()) / fmt::format("layout-threads-{}", getpid());
 
  private:
   int threads_ = NumThreads();
