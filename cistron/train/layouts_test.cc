@@ -1,6 +1,8 @@
 // Many ranks train what one rank trains: losses, gradient norms, weights and held-out loss for
 // every layout, within the bound of sums in another order; checkpoints move between layouts.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <cmath>
 
@@ -12,6 +14,8 @@
 
 namespace cistron::train {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct Layout {
   std::int64_t dp, ep;
@@ -60,6 +64,34 @@ TEST(Layouts, EveryLayoutTrainsWhatOneRankTrains) {
 }
 
 // TRAPS reshard-loses-state: what one layout saved, another goes on with.
+// Files of one name differ, as on machines that do not share them: here a thread's own working
+// directory is its machine.
+TEST(Layouts, RanksThatReadOtherDataAreRefused) {
+  TinyRun tiny("other_data");
+  for (const char* machine : {"0", "1"}) {
+    fs::create_directory(tiny.path(machine));
+    fs::copy_file(tiny.path("tiny.fa"), tiny.path(machine) / "tiny.fa");
+  }
+  const LoadedConfig loaded =
+      tiny.Load("run", {"data.train=tiny.fa", "parallel.ep=2", "train.steps=2"});
+  const auto train = [&] {
+    comm::RunRanks(2, [&](comm::Communicator& ranks) {
+      ASSERT_EQ(unshare(CLONE_FS), 0);
+      fs::current_path(tiny.path(std::to_string(ranks.rank())));
+      TrainHooks hooks;
+      const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out{std::tmpfile(), &std::fclose};
+      hooks.out = out.get();
+      Train(loaded, hooks, &ranks);
+    });
+  };
+  EXPECT_NO_THROW(train());
+  fs::remove_all(tiny.path("run"));
+  std::ofstream(tiny.path("1") / "tiny.fa", std::ios::app) << ">third\nACGTACGT\n";
+  EXPECT_THAT(train, ::testing::ThrowsMessage<Error>(
+                         ::testing::HasSubstr("rank 1 reads other data than rank 0")));
+  EXPECT_FALSE(fs::exists(tiny.path("run")));
+}
+
 TEST(Layouts, ARunResumesUnderAnotherLayout) {
   TinyRun tiny("reshard");
   TrainOn(tiny, "whole", {1, 1});

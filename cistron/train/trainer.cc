@@ -184,6 +184,9 @@ class Trainer {
     position_.fingerprint = corpus_->fingerprint();
   }
 
+  // Of the data that this rank reads.
+  std::uint64_t fingerprint() const { return corpus_->fingerprint(); }
+
   // Only now, with everything checked on every rank, something appears on disk.
   void Open(const LoadedConfig& loaded) {
     const std::string resumed = parallel::FromFirst(mesh_.world(), [&]() -> std::string {
@@ -689,6 +692,20 @@ void CheckAlike(const LoadedConfig& loaded, const std::string& program, comm::Co
   }
 }
 
+// Fingerprints by rank. Files of one name may differ between machines; rows that are not the same
+// on all ranks would be trained on, and what is held out would not.
+void CheckSameData(const std::vector<std::string>& data) {
+  for (std::size_t r = 1; r < data.size(); ++r) {
+    if (data[r] == data[0]) continue;
+    throw parallel::SharedError(
+        ErrorCode::kBadInput,
+        fmt::format(
+            "rank {} reads other data than rank 0: files of data.train or data.heldout have "
+            "the same names and differ; give all machines the same files",
+            r));
+  }
+}
+
 // Of ranks with a GPU each: `device` becomes this rank's, and the result moves tensors of it.
 std::unique_ptr<comm::Communicator> ConnectDevices(comm::Communicator& ranks, Device& device,
                                                    std::chrono::seconds limit) {
@@ -735,12 +752,13 @@ TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks, comm::Co
       ranks = gpus.get();
     }
     mesh.emplace(*ranks, dp, ep, config.model.num_local_experts);
-    parallel::FromAll(*ranks, [&] {
+    const std::vector<std::string> data = parallel::FromAll(*ranks, [&] {
       if (config.threads > 0 && ranks->size() == 1) SetNumThreads(static_cast<int>(config.threads));
       CheckMemory(MemoryProblemOf(config));
       trainer.emplace(loaded, hooks, *mesh, device);
-      return std::string();
+      return fmt::format("{:016x}", trainer->fingerprint());
     });
+    CheckSameData(data);
     trainer->Open(loaded);
     return trainer->Run();
   } catch (const Error& e) {
