@@ -60,4 +60,11 @@ Device DeviceOfRank(Communicator& control);
 std::unique_ptr<Communicator> Connect(Communicator& control, Device device,
                                       const ConnectOptions& options = {});
 
+// Runs `queue`, which queues device work on the main stream in which the ranks of `group`, one of
+// Connect's or a split of it, wait for each other: the thread that watches knows it as an operation
+// of the group, called `text`. `why` is asked, by that thread, for whom the work waits when it has
+// not ended in time; it may return nothing.
+void Watch(Communicator& group, const std::string& text, const std::function<void()>& queue,
+           const std::function<std::string()>& why = {});
+
 }  // namespace cistron::comm::nccl

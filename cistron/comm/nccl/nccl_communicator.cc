@@ -132,6 +132,9 @@ class NcclCommunicator final : public Communicator {
   const std::string& name() const override { return control_.name(); }
   std::string_view transport() const override { return "nccl"; }
 
+  void Watch(const std::string& text, const std::function<void()>& queue,
+             const std::function<std::string()>& why);
+
   std::unique_ptr<Communicator> Split(int color, int key, std::string name) override {
     std::unique_ptr<Communicator> child = control_.Split(color, key, std::move(name));
     if (!child) return nullptr;
@@ -210,7 +213,12 @@ Work NcclCommunicator::Start(Operation op) {
   if (ByHost(op) || !IsCollective(op.signature.kind)) return ByControl(op);
   CheckPlace(op);
   if (side_ == nullptr) {
-    cuda::Check(cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking), "cudaStreamCreate");
+    // Others wait for these kernels: they get a multiprocessor before those of the main stream.
+    int least = 0, greatest = 0;
+    cuda::Check(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+                "cudaDeviceGetStreamPriorityRange");
+    cuda::Check(cudaStreamCreateWithPriority(&side_, cudaStreamNonBlocking, greatest),
+                "cudaStreamCreate");
   }
   const Tensor scratch = Scratch(op);
   // After the scratch memory was given out: what used it before is queued on the main stream.
@@ -316,6 +324,16 @@ std::shared_ptr<EventHandle> NcclCommunicator::Queue(const Operation& op, cudaSt
   cuda::Check(cudaEventRecord(ended->get(), stream), "cudaEventRecord");
   if (size() > 1) shared_->watchdog.Queued(*subject_, ended);
   return ended;
+}
+
+void NcclCommunicator::Watch(const std::string& text, const std::function<void()>& queue,
+                             const std::function<std::string()>& why) {
+  ++sequence_;
+  shared_->watchdog.Begin(*subject_, fmt::format("operation {}, {}", sequence_, text), why);
+  queue();
+  auto ended = std::make_shared<EventHandle>();
+  cuda::Check(cudaEventRecord(ended->get(), Main()), "cudaEventRecord");
+  shared_->watchdog.Queued(*subject_, ended);
 }
 
 // Whether a reduction is added by reduce_ranks.h. NCCL keeps the order of the ranks where there are
@@ -484,6 +502,14 @@ void NcclCommunicator::CarryRows(const Operation& op, cudaStream_t stream) {
 }
 
 }  // namespace
+
+void Watch(Communicator& group, const std::string& text, const std::function<void()>& queue,
+           const std::function<std::string()>& why) {
+  auto* nccl = dynamic_cast<NcclCommunicator*>(&group);
+  CISTRON_CHECK(nccl != nullptr, "nccl: '{}' ({}) is no communicator of GPUs", group.name(),
+                group.transport());
+  nccl->Watch(text, queue, why);
+}
 
 std::unique_ptr<Communicator> MakeNcclCommunicator(Communicator& control, Device device,
                                                    const ConnectOptions& options) {

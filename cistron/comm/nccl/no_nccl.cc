@@ -1,6 +1,7 @@
 // A build without NCCL.
 #include "cistron/base/error.h"
 #include "cistron/comm/nccl/nccl.h"
+#include "cistron/comm/nccl/peer_memory.h"
 
 namespace cistron::comm::nccl {
 namespace {
@@ -27,6 +28,37 @@ Device DeviceOfRank(Communicator& control) {
 }
 std::unique_ptr<Communicator> Connect(Communicator&, Device device, const ConnectOptions&) {
   Refuse(ToString(device));
+}
+
+void Watch(Communicator&, const std::string&, const std::function<void()>& queue,
+           const std::function<std::string()>&) {
+  queue();
+}
+
+std::string WhyNoPeers(Communicator&, Device) {
+  return "this build has no NCCL";
+}
+struct PeerMemory::State {};
+PeerMemory::PeerMemory(Communicator&, Device device) {
+  Refuse(ToString(device));
+}
+PeerMemory::~PeerMemory() = default;
+void* PeerMemory::Allocate(std::size_t) {
+  return nullptr;
+}
+void PeerMemory::Deallocate(void*, std::size_t) noexcept {}
+Device PeerMemory::device() const {
+  return {};
+}
+AllocatorStats PeerMemory::Stats() const {
+  return {};
+}
+void PeerMemory::ResetPeak() {}
+std::byte* PeerMemory::At(int, const void*) const {
+  return nullptr;
+}
+std::int64_t PeerMemory::Place(const void*) const {
+  return 0;
 }
 
 }  // namespace cistron::comm::nccl

@@ -11,7 +11,7 @@
 namespace cistron::comm::nccl {
 namespace {
 
-// How often the thread looks: seldom beside operations, often beside the time that a person waits.
+// How often the threads look: seldom beside operations, often beside the time that a person waits.
 constexpr std::chrono::milliseconds kPeriod{50};
 
 }  // namespace
@@ -24,13 +24,13 @@ EventHandle::~EventHandle() {
 }
 
 Watchdog::~Watchdog() {
-  if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  if (asks_.joinable()) asks_.join();
+  if (counts_.joinable()) counts_.join();
 }
 
 std::shared_ptr<Watchdog::Subject> Watchdog::Add(std::string who) {
@@ -45,10 +45,12 @@ void Watchdog::SetComm(Subject& subject, ncclComm_t comm) {
   subject.comm_ = comm;
 }
 
-void Watchdog::Begin(Subject& subject, std::string text) {
+void Watchdog::Begin(Subject& subject, std::string text, std::function<std::string()> why) {
   const std::lock_guard lock(mutex_);
-  subject.operations_.push_back({std::move(text), Clock::now(), nullptr});
-  if (!thread_.joinable()) thread_ = std::thread([this] { Loop(); });
+  subject.operations_.push_back({std::move(text), Clock::now(), nullptr, std::move(why)});
+  if (counts_.joinable()) return;
+  asks_ = std::thread([this] { AskDriver(); });
+  counts_ = std::thread([this] { CountTime(); });
 }
 
 void Watchdog::Queued(Subject& subject, std::shared_ptr<EventHandle> ended) {
@@ -57,45 +59,76 @@ void Watchdog::Queued(Subject& subject, std::shared_ptr<EventHandle> ended) {
 }
 
 void Watchdog::Remove(Subject& subject) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !asking_; });  // its communicator may be asked about
   std::erase_if(subjects_, [&](const auto& s) { return s.get() == &subject; });
 }
 
-std::string Watchdog::Look(Subject& subject) {
-  std::string why;
-  while (!subject.operations_.empty() && subject.operations_.front().ended) {
-    const cudaError_t status = cudaEventQuery(subject.operations_.front().ended->get());
-    if (status == cudaErrorNotReady) break;
-    if (status != cudaSuccess) {
-      why = fmt::format("the device failed: {}", cudaGetErrorString(status));
-      break;
-    }
+bool Watchdog::AskAbout(Subject& subject, std::unique_lock<std::mutex>& lock) {
+  std::shared_ptr<EventHandle> ended =
+      subject.operations_.empty() ? nullptr : subject.operations_.front().ended;
+  const ncclComm_t comm = subject.comm_;
+  asking_ = true;
+  lock.unlock();
+  const cudaError_t status = ended ? cudaEventQuery(ended->get()) : cudaErrorNotReady;
+  ncclResult_t result = ncclSuccess;
+  if (status != cudaSuccess && comm != nullptr) Nccl().CommGetAsyncError(comm, &result);
+  lock.lock();
+  asking_ = false;
+  changed_.notify_all();
+  if (status == cudaSuccess) {
     subject.last_finished_ = std::move(subject.operations_.front().text);
     subject.operations_.pop_front();
+    // Freeing an event waits for a thread that waits for the device within the driver.
+    lock.unlock();
+    ended.reset();
+    lock.lock();
+    return true;
   }
-  if (why.empty() && subject.comm_ != nullptr) {
-    ncclResult_t result = ncclSuccess;
-    Nccl().CommGetAsyncError(subject.comm_, &result);
-    if (result != ncclSuccess && result != ncclInProgress) {
-      why = fmt::format("NCCL reports: {}. {}", Nccl().GetErrorString(result),
-                        Nccl().GetLastError(subject.comm_));
-    }
+  if (status != cudaErrorNotReady) {
+    subject.failure_ = fmt::format("the device failed: {}", cudaGetErrorString(status));
+  } else if (result != ncclSuccess && result != ncclInProgress) {
+    subject.failure_ = fmt::format("NCCL reports: {}. {}", Nccl().GetErrorString(result),
+                                   Nccl().GetLastError(comm));
   }
-  if (subject.operations_.empty() && why.empty()) return {};
-  const std::string text =
-      subject.operations_.empty() ? "no operation" : subject.operations_.front().text;
-  if (why.empty()) {
-    const auto waited = Clock::now() - subject.operations_.front().began;
-    if (waited < limit_) return {};
-    why = fmt::format("not ended after {:.1f} s{}", std::chrono::duration<double>(waited).count(),
-                      subject.operations_.front().ended ? "" : ", while ranks were connected");
-  }
-  return fmt::format("{}: {}: {}; finished last: {}", subject.who_, text, why,
-                     subject.last_finished_);
+  return false;
 }
 
-void Watchdog::Loop() {
+void Watchdog::AskDriver() {
   cudaSetDevice(device_);
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kPeriod, [this] { return stop_; })) {
+    // Subjects may come and go while the driver is asked.
+    const std::vector<std::shared_ptr<Subject>> subjects = subjects_;
+    for (const auto& subject : subjects) {
+      const auto here = [&] {
+        return !stop_ && std::find(subjects_.begin(), subjects_.end(), subject) != subjects_.end();
+      };
+      while (here() && AskAbout(*subject, lock)) {
+      }
+    }
+  }
+}
+
+std::string Watchdog::Look(const Subject& subject) const {
+  std::string why = subject.failure_;
+  if (subject.operations_.empty() && why.empty()) return {};
+  if (why.empty()) {
+    const Operation& oldest = subject.operations_.front();
+    const auto waited = Clock::now() - oldest.began;
+    if (waited < limit_) return {};
+    why = fmt::format("not ended after {:.1f} s{}", std::chrono::duration<double>(waited).count(),
+                      oldest.ended ? "" : ", while ranks were connected");
+    const std::string more = oldest.why ? oldest.why() : std::string();
+    if (!more.empty()) why += ", " + more;
+  }
+  return fmt::format(
+      "{}: {}: {}; finished last: {}", subject.who_,
+      subject.operations_.empty() ? "no operation" : subject.operations_.front().text, why,
+      subject.last_finished_);
+}
+
+void Watchdog::CountTime() {
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kPeriod, [this] { return stop_; })) {
     for (const auto& subject : subjects_) {

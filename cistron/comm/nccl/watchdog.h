@@ -1,4 +1,8 @@
-// A thread that notices operations of NCCL that fail or do not end.
+// Threads that notice operations of several ranks that fail or do not end.
+//
+// One asks the driver which have ended; another counts the time and asks it nothing, because a
+// question may wait behind another thread's call that waits for the device. (Seen with driver 580:
+// while a thread copies from the device, cudaEventDestroy in another waits.)
 #pragma once
 
 #include <cuda_runtime.h>
@@ -39,6 +43,7 @@ class Watchdog {
     std::string text;
     Clock::time_point began;
     std::shared_ptr<EventHandle> ended;  // null until it is queued
+    std::function<std::string()> why;    // for whom it waits; may be null
   };
   // What is known of one communicator.
   class Subject {
@@ -52,6 +57,7 @@ class Watchdog {
     ncclComm_t comm_ = nullptr;
     std::deque<Operation> operations_;  // in the order of the calls
     std::string last_finished_ = "none";
+    std::string failure_;  // of the device or of NCCL
   };
 
   // `device`: where the operations run. The thread begins with the first operation.
@@ -63,15 +69,19 @@ class Watchdog {
   std::shared_ptr<Subject> Add(std::string who);
   void SetComm(Subject& subject, ncclComm_t comm);
   // An operation is about to be queued; it has been, and `ended` follows it on its stream.
-  void Begin(Subject& subject, std::string text);
+  void Begin(Subject& subject, std::string text, std::function<std::string()> why = {});
   void Queued(Subject& subject, std::shared_ptr<EventHandle> ended);
   // The subject's communicator is about to be destroyed.
   void Remove(Subject& subject);
 
  private:
-  void Loop();
+  void AskDriver();
+  void CountTime();
+  // Asks about the oldest operation of a subject, without the lock while the driver answers; false
+  // where it has not ended.
+  bool AskAbout(Subject& subject, std::unique_lock<std::mutex>& lock);
   // The message of a failure; empty where there is none. Under the lock.
-  std::string Look(Subject& subject);
+  std::string Look(const Subject& subject) const;
 
   const int device_;
   const std::chrono::milliseconds limit_;
@@ -79,8 +89,8 @@ class Watchdog {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::shared_ptr<Subject>> subjects_;
-  bool stop_ = false;
-  std::thread thread_;
+  bool stop_ = false, asking_ = false;
+  std::thread asks_, counts_;
 };
 
 }  // namespace cistron::comm::nccl

@@ -1,6 +1,7 @@
 #include "cistron/tensor/cuda_backend.h"
 
 #include <fmt/format.h>
+#include <cstdlib>
 
 #include <atomic>
 #include <mutex>
@@ -44,7 +45,20 @@ bool IsBuilt() {
   return true;
 }
 
+namespace {
+
+// Before the driver is first called. Kernels of ranks wait for each other: streams that shared one
+// of the 8 queues to the device that are the default would make such a kernel hold up the one that
+// another rank waits for (CUDA C++ Programming Guide, "CUDA Environment Variables").
+void PrepareDriver() {
+  static const int done = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  static_cast<void>(done);
+}
+
+}  // namespace
+
 std::vector<DeviceInfo> Devices() {
+  PrepareDriver();
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {
     cudaGetLastError();
@@ -75,6 +89,7 @@ int ComputeCapability() {
 void RequireDevice(int index) {
   DeviceFacts facts;
   facts.index = index;
+  PrepareDriver();
   cudaRuntimeGetVersion(&facts.runtime);
   cudaDriverGetVersion(&facts.driver);
   const cudaError_t status = cudaGetDeviceCount(&facts.count);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cistron/tensor/cuda/check.h"
+#include "cistron/tensor/cuda_backend.h"
 
 namespace cistron::cuda {
 
@@ -18,6 +19,10 @@ BlockCache::Source DeviceSegments() {
             return segment;
           },
           [](void* segment) { cudaFree(segment); }};
+}
+
+void TrimDeviceMemory(int index) {
+  static_cast<StreamAllocator&>(DeviceAllocator(index)).Trim();
 }
 
 StreamAllocator::StreamAllocator(int index)
@@ -69,6 +74,12 @@ AllocatorStats StreamAllocator::Stats() const {
 void StreamAllocator::ResetPeak() {
   const std::lock_guard lock(mutex_);
   stats_.peak_bytes = stats_.live_bytes;
+}
+
+void StreamAllocator::Trim() {
+  const std::lock_guard lock(mutex_);
+  common_->Trim();
+  if (pool_) pool_->Trim();
 }
 
 void StreamAllocator::UsePool(const std::shared_ptr<BlockCache>& pool) {

@@ -15,6 +15,9 @@ BlockCache::Source DeviceSegments();
 // Page-locked memory of the host, by the device that was required last; null where there is none.
 void* AllocatePinned(std::size_t bytes);
 
+// Gives back what a device's allocator keeps for reuse and nobody uses.
+void TrimDeviceMemory(int index);
+
 // Blocks kept for reuse. All work of a device is in the order of its main stream, so a block that
 // is freed may be given out at once: what is queued for its new owner runs after what is queued
 // already.
@@ -28,6 +31,7 @@ class StreamAllocator final : public Allocator {
   Device device() const override { return {DeviceType::kCuda, index_}; }
   AllocatorStats Stats() const override;
   void ResetPeak() override;
+  void Trim();
 
   // Where blocks come from until the next call; null: the common cache. Throws kInvalidArgument
   // where a pool is in use already.

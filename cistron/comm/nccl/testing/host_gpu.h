@@ -12,6 +12,8 @@ inline constexpr Device kHostGpu{DeviceType::kCuda, 0};
 
 // While it is false no event ends.
 void LetEventsEnd(bool end);
+// While it is false, freeing an event waits, as behind another thread's wait in the driver.
+void LetEventsBeFreed(bool freed);
 // How often NCCL was asked to add, over all ranks.
 int NcclSums();
 
