@@ -1,6 +1,5 @@
 #include "cistron/model/local_mixtral.h"
 
-#include "cistron/parallel/expert_parallel_dispatcher.h"
 #include "cistron/parallel/mesh_exchange.h"
 #include "cistron/parallel/rank_sums.h"
 
@@ -8,11 +7,14 @@ namespace cistron::model {
 namespace {
 
 std::unique_ptr<nn::TokenDispatcher> MakeDispatcher(const parallel::Mesh* mesh,
-                                                    std::int64_t num_experts, bool quantized_rows) {
+                                                    const ops::Context& ctx,
+                                                    std::int64_t num_experts,
+                                                    const RankOptions& options) {
   if (mesh == nullptr || mesh->ep() == 1) {
     return std::make_unique<nn::LocalTokenDispatcher>(num_experts);
   }
-  return std::make_unique<parallel::ExpertParallelDispatcher>(*mesh, num_experts, quantized_rows);
+  return std::make_unique<parallel::ExpertParallelDispatcher>(
+      *mesh, ctx, num_experts, options.quantized_rows, options.expert_exchange);
 }
 
 std::unique_ptr<nn::StatisticsReducer> MakeReducer(const parallel::Mesh* mesh) {
@@ -40,7 +42,8 @@ LocalMixtral::LocalMixtral(const ops::Context& ctx, const MixtralConfig& config,
     : mesh(ranks),
       exchange(MakeExchange(ranks)),
       store(ctx, dtype, masters, PartitionOf(ranks, options.sharded, exchange.get())),
-      dispatcher(MakeDispatcher(ranks, config.num_local_experts, options.quantized_rows)),
+      dispatcher(MakeDispatcher(ranks, ctx, config.num_local_experts, options)),
+      expert_ranks(dynamic_cast<parallel::ExpertParallelDispatcher*>(dispatcher.get())),
       statistics(MakeReducer(ranks)),
       model(ctx, config, dtype, store, *dispatcher, *statistics) {}
 

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cistron/model/mixtral.h"
+#include "cistron/parallel/expert_parallel_dispatcher.h"
 #include "cistron/parallel/mesh.h"
 
 namespace cistron::model {
@@ -13,6 +14,7 @@ namespace cistron::model {
 struct RankOptions {
   bool sharded = false;         // Mesh::Partition
   bool quantized_rows = false;  // ExpertParallelDispatcher
+  parallel::ExpertExchange expert_exchange{};
 };
 
 struct LocalMixtral {
@@ -31,6 +33,7 @@ struct LocalMixtral {
   std::unique_ptr<nn::RankExchange> exchange;  // null for one rank
   nn::LocalParameterStore store;
   std::unique_ptr<nn::TokenDispatcher> dispatcher;
+  parallel::ExpertParallelDispatcher* expert_ranks;  // the dispatcher, where ranks share experts
   std::unique_ptr<nn::StatisticsReducer> statistics;
   Mixtral model;
 };

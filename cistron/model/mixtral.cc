@@ -347,6 +347,7 @@ void Mixtral::SumOverRanks(const LossSums& sums) {
   if (state_->config.aux_scope == AuxScope::kSequence) {
     own.insert(own.end(), {sums.aux_loss, sums.layer_aux_loss, sums.z_loss});
   }
+  if (sums.overflow) own.push_back(sums.overflow);
   state_->reducer->Sum(own);
 }
 

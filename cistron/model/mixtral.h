@@ -23,6 +23,9 @@ struct LossSums {
   // Of each layer, without coefficients; zeros where the config does not train them.
   Tensor layer_aux_loss;  // f64 [L]: moe_aux_loss_coeff's
   Tensor z_loss;          // f64 [L]: moe_z_loss_coeff's
+  // f64 []: infinity where rows did not fit the buffers of the rank with their experts, so that the
+  // step has to be made again; undefined: nobody asks.
+  Tensor overflow{};
 
   static LossSums Zeros(const ops::Context& ctx, const MixtralConfig& config);
 };

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,6 +28,10 @@ struct BackwardOutputs {
   bool weights = true;       // weight gradients; false: parameters are frozen
   ops::Output scale{};       // d(scale) [M]; undefined: not wanted
   ops::Output bias_scale{};  // d(bias_scale) [M]; undefined: not wanted
+  // Where it is given, ops that can queue the gradients of x and scale before those of weights, and
+  // tell it the first then, so that they may be on their way elsewhere meanwhile; ops that cannot
+  // do not call it.
+  std::function<void(const Tensor& dx)> input_ready{};
 };
 
 class BasicOp {

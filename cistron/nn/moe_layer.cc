@@ -164,12 +164,18 @@ Tensor MoeLayer::Backward(const ops::Context& ctx, const Tensor& dy, const Tenso
   // What forward pushed last comes first.
   const Tensor dshared = shared_ ? shared_->Backward(ctx, dy, {}, saved) : Tensor();
   const Tensor drow_probs = ctx.Empty({r.rows}, compute);
-  const Tensor drows = experts_->Backward(ctx, dispatcher_->CombineBackward(ctx, *r.dispatch, dy),
-                                          {.scale = ops::Write(drow_probs)}, saved);
+  TokenDispatcher::Rest finish;
+  const auto send = [&](const Tensor& drows) {
+    finish = dispatcher_->BeginDispatchBackward(ctx, r.dispatch, drows, drow_probs);
+  };
+  BackwardOutputs wanted{.scale = ops::Write(drow_probs)};
+  if (dispatcher_->SendsBeside(*r.dispatch)) wanted.input_ready = send;
+  const Tensor drows =
+      experts_->Backward(ctx, dispatcher_->CombineBackward(ctx, *r.dispatch, dy), wanted, saved);
+  if (!finish) send(drows);
   const Tensor dx = ctx.Empty(r.x.tensor.shape(), dtype);
   const Tensor dprobs = ctx.Empty({r.x.tensor.dim(0), config_.router.top_k}, compute);
-  dispatcher_->DispatchBackward(ctx, *r.dispatch, drows, drow_probs, ops::Write(dx),
-                                ops::Write(dprobs));
+  finish(ops::Write(dx), ops::Write(dprobs));
   if (shared_) AddRows(ctx, r.shared_rows, dshared, dx);
   const Tensor dlogits = ctx.Empty(r.logits.shape(), dtype);
   ops::RouterBackward(ctx, config_.router, dprobs, r.logits, r.experts, token_mask, scopes,

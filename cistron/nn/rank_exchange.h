@@ -20,6 +20,8 @@ class RankExchange {
 
   virtual ~RankExchange() = default;
 
+  virtual int Ranks(Group group) const = 0;
+
   // t = the sum of t over the ranks, in their order, with the same bits on each.
   [[nodiscard]] virtual Wait Sum(Group group, const Tensor& t) = 0;
   // `whole` = the shards of the ranks one after another; counts: elements of each rank's.

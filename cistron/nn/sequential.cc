@@ -118,6 +118,7 @@ Tensor Sequential::Backward(const ops::Context& ctx, Tensor dy, const BackwardOu
   const auto& steps = plan->backward;
   for (std::size_t i = steps.size(); i-- > 0;) {
     BackwardOutputs wanted{.input = i > 0 || out.input, .weights = out.weights};
+    if (i == 0) wanted.input_ready = out.input_ready;
     // The gradient of an extra input goes to the ops that took it, and is the sum over them.
     const auto give = [&](std::string_view name, ops::Output& from, ops::Output& to) {
       for (std::size_t j = steps[i].begin; j < steps[i].end; ++j) {

@@ -8,7 +8,8 @@
 namespace cistron::nn {
 namespace {
 
-// Whole gradients that wait for their transfer take memory: no more than so many do.
+// Whole gradients of sharded parameters that wait for their transfer take memory: no more than so
+// many do. Others have their memory anyway.
 constexpr std::size_t kMostFlights = 4;
 
 RankExchange::Group GroupOf(const LocalParameterStore::Parameter& p) {
@@ -69,6 +70,8 @@ void GatheredWeights::Drop() {
 
 void GradientTransfers::Start(ParameterId id, LocalParameterStore::Parameter& p) {
   if (!started_.insert(id).second) return;
+  // This rank's is the sum already, and so are its partial sums of squares.
+  if (!p.IsSharded() && exchange_.Ranks(GroupOf(p)) == 1) return;
   p.square_sums = {};  // of one rank's part of the sum
   if (p.IsSharded()) {
     flights_.push_back(
@@ -102,7 +105,13 @@ void GradientTransfers::Written(std::vector<LocalParameterStore::Parameter>& par
     }
   }
   begun_.clear();
-  while (flights_.size() > kMostFlights) WaitForOldest(parameters);
+  const auto holds_memory = [&](const Flight& flight) {
+    return parameters[static_cast<std::size_t>(flight.id)].IsSharded();
+  };
+  while (static_cast<std::size_t>(std::count_if(flights_.begin(), flights_.end(), holds_memory)) >
+         kMostFlights) {
+    WaitForOldest(parameters);
+  }
 }
 
 void GradientTransfers::Finish(std::vector<LocalParameterStore::Parameter>& parameters) {

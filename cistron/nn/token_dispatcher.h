@@ -2,6 +2,7 @@
 // exchange.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -39,6 +40,19 @@ class TokenDispatcher {
   virtual void DispatchBackward(const ops::Context& ctx, const State& state, const Tensor& drows,
                                 const Tensor& drow_probs, const ops::Output& dx,
                                 const ops::Output& dprobs) = 0;
+
+  // The same in two parts, between which other work may be queued, but no other call of the
+  // dispatcher: BeginDispatchBackward may send rows on their way beside that work, the function
+  // that it returns is the rest. It keeps its tensors.
+  using Rest = std::function<void(const ops::Output& dx, const ops::Output& dprobs)>;
+  virtual Rest BeginDispatchBackward(const ops::Context& ctx, std::shared_ptr<const State> state,
+                                     const Tensor& drows, const Tensor& drow_probs) {
+    return [=, this](const ops::Output& dx, const ops::Output& dprobs) {
+      DispatchBackward(ctx, *state, drows, drow_probs, dx, dprobs);
+    };
+  }
+  // Whether the first part sends anything, so that it pays to call it early.
+  virtual bool SendsBeside(const State&) const { return false; }
 };
 
 class LocalTokenDispatcher final : public TokenDispatcher {

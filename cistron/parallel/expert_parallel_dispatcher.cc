@@ -1,6 +1,7 @@
 #include "cistron/parallel/expert_parallel_dispatcher.h"
 
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "cistron/base/error.h"
@@ -60,6 +61,18 @@ ops::RowMap SortByExpert(const ops::Context& ctx, std::span<const std::int64_t> 
 
 }  // namespace
 
+ExpertParallelDispatcher::ExpertParallelDispatcher(const Mesh& mesh, const ops::Context& ctx,
+                                                   std::int64_t num_experts, bool quantized_rows,
+                                                   const ExpertExchange& exchange)
+    : mesh_(mesh), num_experts_(num_experts), quantized_rows_(quantized_rows) {
+  if (ctx.device().type == DeviceType::kCpu) return;
+  why_by_host_ = exchange.by_host ? "parallel.ep_sync=host"
+                                  : comm::nccl::WhyNoPeers(mesh.expert_group(), ctx.device());
+  if (!why_by_host_.empty()) return;
+  peers_ = std::make_unique<PeerDispatcher>(mesh, ctx, num_experts, exchange.buffer_factor,
+                                            exchange.limit_s);
+}
+
 // Rows as they are received: by sender, then expert.
 Tensor ExpertParallelDispatcher::Send(const ops::Context& ctx, const Exchange& e,
                                       const Tensor& sent) const {
@@ -110,6 +123,7 @@ Tensor ExpertParallelDispatcher::FromExperts(const ops::Context& ctx, const Exch
 nn::TokenDispatcher::Dispatched ExpertParallelDispatcher::Dispatch(
     const ops::Context& ctx, const Tensor& x, const Tensor& experts, const Tensor& probs,
     const std::optional<QuantizedLayout>& row_codes) {
+  if (peers_ && in_step_) return peers_->Dispatch(ctx, x, experts, probs, row_codes);
   const std::int64_t ranks = mesh_.ep(), local_experts = num_experts_ / ranks;
   auto e = std::make_shared<Exchange>();
   e->map = ops::BuildRowMap(ctx, experts, num_experts_);
@@ -154,6 +168,7 @@ nn::TokenDispatcher::Dispatched ExpertParallelDispatcher::Dispatch(
 
 Tensor ExpertParallelDispatcher::Combine(const ops::Context& ctx, const State& state,
                                          const Tensor& rows) {
+  if (PeerDispatcher::Made(state)) return peers_->Combine(ctx, state, rows);
   const auto& e = static_cast<const Exchange&>(state);
   const Tensor returned = FromExperts(ctx, e, rows);
   const Tensor y = ctx.Empty({e.tokens, rows.dim(1)}, rows.dtype());
@@ -163,15 +178,28 @@ Tensor ExpertParallelDispatcher::Combine(const ops::Context& ctx, const State& s
 
 Tensor ExpertParallelDispatcher::CombineBackward(const ops::Context& ctx, const State& state,
                                                  const Tensor& dy) {
+  if (PeerDispatcher::Made(state)) return peers_->CombineBackward(ctx, state, dy);
   const auto& e = static_cast<const Exchange&>(state);
   const Tensor sent = EmptyRows(ctx, dy, e.sent_rows);
   ops::Permute(ctx, e.map, dy, ops::Write(sent));
   return ToExperts(ctx, e, Send(ctx, e, sent));
 }
 
+nn::TokenDispatcher::Rest ExpertParallelDispatcher::BeginDispatchBackward(
+    const ops::Context& ctx, std::shared_ptr<const State> state, const Tensor& drows,
+    const Tensor& drow_probs) {
+  if (PeerDispatcher::Made(*state)) {
+    return peers_->BeginDispatchBackward(ctx, std::move(state), drows, drow_probs);
+  }
+  return TokenDispatcher::BeginDispatchBackward(ctx, std::move(state), drows, drow_probs);
+}
+
 void ExpertParallelDispatcher::DispatchBackward(const ops::Context& ctx, const State& state,
                                                 const Tensor& drows, const Tensor& drow_probs,
                                                 const ops::Output& dx, const ops::Output& dprobs) {
+  if (PeerDispatcher::Made(state)) {
+    return peers_->DispatchBackward(ctx, state, drows, drow_probs, dx, dprobs);
+  }
   const auto& e = static_cast<const Exchange&>(state);
   ops::Unpermute(ctx, e.map, FromExperts(ctx, e, drows), Tensor(), dx);
   ops::UnpermuteSlots(ctx, e.map, FromExperts(ctx, e, drow_probs), dprobs);

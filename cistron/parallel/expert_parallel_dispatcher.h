@@ -6,19 +6,32 @@
 // order. Where ranks hold consecutive tokens that is the order of one rank that holds them all.
 // Combine returns rows the same way. Backward passes are the same exchanges in the other direction.
 // Ranks that send or receive nothing take part as all others do.
+//
+// The host of each rank reads how many rows it receives, and waits for that once a layer. Between
+// GPUs that reach each other's memory steps of training do without (peer_dispatcher.h).
 #pragma once
+
+#include <memory>
+#include <string>
 
 #include "cistron/nn/token_dispatcher.h"
 #include "cistron/parallel/mesh.h"
+#include "cistron/parallel/peer_dispatcher.h"
 
 namespace cistron::parallel {
+
+struct ExpertExchange {
+  bool by_host = true;         // parallel.ep_sync
+  double buffer_factor = 1.5;  // parallel.ep_buffer_factor
+  double limit_s = 600;        // parallel.timeout
+};
 
 class ExpertParallelDispatcher final : public nn::TokenDispatcher {
  public:
   // `mesh` must outlive the dispatcher; `num_experts` of all ranks. `quantized_rows`: rows of which
-  // nothing but codes is read travel as codes and scales.
-  ExpertParallelDispatcher(const Mesh& mesh, std::int64_t num_experts, bool quantized_rows)
-      : mesh_(mesh), num_experts_(num_experts), quantized_rows_(quantized_rows) {}
+  // nothing but codes is read travel as codes and scales, where the host counts them. Collective.
+  ExpertParallelDispatcher(const Mesh& mesh, const ops::Context& ctx, std::int64_t num_experts,
+                           bool quantized_rows, const ExpertExchange& exchange = {});
   Dispatched Dispatch(const ops::Context& ctx, const Tensor& x, const Tensor& experts,
                       const Tensor& probs,
                       const std::optional<QuantizedLayout>& row_codes) override;
@@ -27,6 +40,31 @@ class ExpertParallelDispatcher final : public nn::TokenDispatcher {
   void DispatchBackward(const ops::Context& ctx, const State& state, const Tensor& drows,
                         const Tensor& drow_probs, const ops::Output& dx,
                         const ops::Output& dprobs) override;
+
+  Rest BeginDispatchBackward(const ops::Context& ctx, std::shared_ptr<const State> state,
+                             const Tensor& drows, const Tensor& drow_probs) override;
+  bool SendsBeside(const State& state) const override { return PeerDispatcher::Made(state); }
+
+  // Of ranks that exchange without their hosts; else null, and `why_by_host` says why: empty on a
+  // CPU.
+  PeerDispatcher* peers() const { return peers_.get(); }
+  const std::string& why_by_host() const { return why_by_host_; }
+  // While it lives, dispatches are those of peers(), where there are any: of a step whose status is
+  // looked at. Everything else, evaluations for one, takes exact counts.
+  class Step {
+   public:
+    explicit Step(ExpertParallelDispatcher* of) : of_(of) {
+      if (of_ != nullptr) of_->in_step_ = true;
+    }
+    ~Step() {
+      if (of_ != nullptr) of_->in_step_ = false;
+    }
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+
+   private:
+    ExpertParallelDispatcher* of_;
+  };
 
  private:
   struct Exchange;
@@ -39,6 +77,9 @@ class ExpertParallelDispatcher final : public nn::TokenDispatcher {
   const Mesh& mesh_;
   std::int64_t num_experts_;
   bool quantized_rows_;
+  std::unique_ptr<PeerDispatcher> peers_;
+  std::string why_by_host_;
+  bool in_step_ = false;
 };
 
 }  // namespace cistron::parallel

@@ -15,6 +15,7 @@ class MeshExchange final : public nn::RankExchange {
   // Collective.
   explicit MeshExchange(const Mesh& mesh);
 
+  int Ranks(Group group) const override { return Of(group).size(); }
   Wait Sum(Group group, const Tensor& t) override;
   Wait Gather(Group group, const Tensor& shard, std::span<const std::int64_t> counts,
               const Tensor& whole) override;

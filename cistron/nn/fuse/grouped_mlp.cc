@@ -128,6 +128,7 @@ Tensor GroupedMlp::Backward(const ops::Context& ctx, Tensor dy, const BackwardOu
   ops::GroupedMlpGradients gradients{.dscale = out.scale};
   if (out.input) {
     gradients.dx = ops::DeferredOutput([&] { return ops::Write(dx = ctx.Empty(shape, type)); });
+    if (out.input_ready) gradients.dx_ready = [&] { out.input_ready(dx); };
   }
   if (out.weights) {
     const auto gradient_of = [](const WeightProducts& w) {

@@ -39,6 +39,9 @@ struct GroupedMlpGradients {
   // Told what GroupedGemmWgradWithSquares says of dw1 and dw2 where they are written and the
   // implementation makes them; null: not wanted.
   std::function<void(const Tensor&)> dw1_squares{}, dw2_squares{};
+  // Where it is given, a GPU queues dx, and dscale, before dw1 and dw2, and calls it then; a CPU
+  // does not call it.
+  std::function<void()> dx_ready{};
 };
 // On a GPU memory is held as briefly as can be: dw2 is asked for when A is there, then A and dy are
 // let go of, dw1 is asked for, x is let go of, dx is asked for; what the caller has moved in is

@@ -33,6 +33,11 @@ void GroupedMlpWeightAndInputGradients(const Context& ctx, GroupedMlpBackwardArg
                                        const Tensor& dpre, Tensor act) {
   const GroupedMlpGradients& out = args.out;
   const GroupedTensor dp{dpre, args.split_sizes};
+  const bool dx_first = out.dx && out.dx_ready;
+  if (dx_first) {
+    GroupedGemmDgrad(ctx, dp, args.w1, out.dx.Get());
+    out.dx_ready();
+  }
   if (out.dw2) {
     WeightGradient(ctx, {args.dy, args.split_sizes}, {act, args.split_sizes}, out.dw2.Get(),
                    out.dw2_squares);
@@ -43,7 +48,7 @@ void GroupedMlpWeightAndInputGradients(const Context& ctx, GroupedMlpBackwardArg
     WeightGradient(ctx, dp, {args.x, args.split_sizes}, out.dw1.Get(), out.dw1_squares);
   }
   args.x = {};
-  if (out.dx) GroupedGemmDgrad(ctx, dp, args.w1, out.dx.Get());
+  if (out.dx && !dx_first) GroupedGemmDgrad(ctx, dp, args.w1, out.dx.Get());
 }
 
 void GroupedMlpBackwardByOps(const Context& ctx, const GroupedMlpProblem& p,
