@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <vector>
 
 #include "cistron/base/error.h"
@@ -60,6 +61,23 @@ data::Batch RandomBatch(const BenchShape& shape, std::int64_t first_row, std::in
   totals.tokens += rows * s;
   totals.rows += rows;
   return batch;
+}
+
+// BenchResult::busiest_rank of one step: counts [L][E] of all ranks.
+double BusiestRank(const std::vector<std::vector<std::int64_t>>& counts, std::int64_t ep) {
+  double sum = 0;
+  for (const std::vector<std::int64_t>& layer : counts) {
+    const auto experts = static_cast<std::int64_t>(layer.size()) / ep;
+    std::int64_t busiest = 0, all = 0;
+    for (std::int64_t r = 0; r < ep; ++r) {
+      const auto begin = layer.begin() + r * experts;
+      const std::int64_t rows = std::accumulate(begin, begin + experts, std::int64_t{0});
+      busiest = std::max(busiest, rows);
+      all += rows;
+    }
+    sum += all > 0 ? static_cast<double>(busiest * ep) / static_cast<double>(all) : 1.0;
+  }
+  return counts.empty() ? 1.0 : sum / static_cast<double>(counts.size());
 }
 
 }  // namespace
@@ -132,8 +150,9 @@ MemoryProblem MemoryProblemOf(const BenchShape& shape, const BenchOptions& optio
 }
 
 namespace {
-BenchResult Measure(const ops::Context& given, const BenchShape& shape,
-                    const BenchOptions& options) {
+std::vector<BenchResult> Measure(const ops::Context& given, BenchShape shape,
+                                 const BenchOptions& options,
+                                 std::span<const std::int64_t> batches) {
   Profile profile(given.device());
   const ops::Context ctx = given.WithRecorder(&profile);
   CISTRON_CHECK(options.steps >= 1 && options.warmup >= 0,
@@ -145,9 +164,11 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
                 "bench: states in bf16 without masters are for bf16, not {}",
                 Name(options.precision));
   model::LocalMixtral m(ctx, shape.model, ModelDType(options.precision), masters, options.mesh,
-                        {.sharded = options.sharded});
-  const std::int64_t rows = options.micro_rows > 0 ? options.micro_rows : shape.batch;
-  if (!masters && rows >= shape.batch) m.store.SetGradientDType(DType::kBF16);
+                        {.sharded = options.sharded, .expert_exchange = options.expert_exchange});
+  const std::int64_t largest = *std::max_element(batches.begin(), batches.end());
+  if (!masters && (options.micro_rows == 0 || options.micro_rows >= largest)) {
+    m.store.SetGradientDType(DType::kBF16);
+  }
   m.model.SetRecompute(options.recompute);
   m.store.Initialize(0, shape.model.initializer_range);
   // The peer's optimiser: torch.optim.AdamW with its defaults.
@@ -157,77 +178,89 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
        .max_grad_norm = 1.0,
        .decay_embeddings = true,
        .decay_all = true});
-  data::BatchTotals totals;
-  std::vector<data::Batch> micro;
-  const std::int64_t ranks = options.mesh == nullptr ? 1 : options.mesh->size();
-  const std::int64_t first_row = options.mesh == nullptr ? 0 : options.mesh->rank() * shape.batch;
-  for (std::int64_t row = 0; row < shape.batch; row += rows) {
-    micro.push_back(RandomBatch(shape, first_row + row, std::min(rows, shape.batch - row), totals));
-  }
-  // All ranks have as many rows, whose labels have the same weights.
-  totals.weight_sum *= static_cast<double>(ranks);
-  totals.tokens *= ranks;
-  totals.rows *= ranks;
   quant::ScalingStates scaling;
   const quant::Autocast autocast(MakeRecipe(options.precision, {}), {.states = &scaling});
-  std::vector<double> ms;
-  BenchResult result;
-  {
-    // Without the recorder, which is idle until the profile starts: these steps may be captured.
-    StepRunner runner(given, m, optimizer, {options.cuda_graph, 0});
-    const StepInputs inputs = runner.Prepare(micro, totals);
-    const std::int64_t all = options.warmup + options.steps;
-    auto mark = std::chrono::steady_clock::now();
-    std::int64_t allocations = 0, finished = 0;
-    double cpu = ProcessorMs();
-    const auto run_to = [&](std::int64_t end) {
-      for (std::int64_t started = finished; finished < end; ++finished) {
-        for (; started < end && runner.in_flight() < runner.Depth(); ++started) {
-          runner.Start(runner.Depth() > 1 ? runner.Prepare(micro, totals) : inputs, 1e-3);
-          scaling.EndStep(ctx);
-        }
-        const StepResult step = runner.Finish();
-        const auto now = std::chrono::steady_clock::now();
-        if (finished >= options.warmup) {
-          ms.push_back(std::chrono::duration<double, std::milli>(now - mark).count());
-        } else {
-          allocations = ctx.allocator().Stats().allocations;
-          cpu = ProcessorMs();
-        }
-        mark = now;
-        result.loss = step.loss + shape.model.router_aux_loss_coef * step.aux_loss;
-      }
-    };
-    if (options.trace != nullptr) {
-      run_to(options.warmup);
-      options.trace->Restart(ctx.device());
-      mark = std::chrono::steady_clock::now();
+  std::vector<BenchResult> results;
+  for (const std::int64_t sequences : batches) {
+    shape.batch = sequences;
+    const std::int64_t rows = options.micro_rows > 0 ? options.micro_rows : shape.batch;
+    data::BatchTotals totals;
+    std::vector<data::Batch> micro;
+    const std::int64_t ranks = options.mesh == nullptr ? 1 : options.mesh->size();
+    const std::int64_t first_row = options.mesh == nullptr ? 0 : options.mesh->rank() * shape.batch;
+    for (std::int64_t row = 0; row < shape.batch; row += rows) {
+      micro.push_back(
+          RandomBatch(shape, first_row + row, std::min(rows, shape.batch - row), totals));
     }
-    run_to(all);
-    result.cpu_ms = (ProcessorMs() - cpu) / static_cast<double>(options.steps);
-    if (options.trace != nullptr) result.device_time = options.trace->Read(ctx.device());
-    result.steps_run = runner.note();
-    result.allocations = ctx.allocator().Stats().allocations - allocations;
+    // All ranks have as many rows, whose labels have the same weights.
+    totals.weight_sum *= static_cast<double>(ranks);
+    totals.tokens *= ranks;
+    totals.rows *= ranks;
+    std::vector<double> ms;
+    BenchResult result;
+    {
+      // Without the recorder, which is idle until the profile starts: these steps may be captured.
+      StepRunner runner(given, m, optimizer, {options.cuda_graph, 0});
+      const StepInputs inputs = runner.Prepare(micro, totals);
+      const std::int64_t all = options.warmup + options.steps;
+      auto mark = std::chrono::steady_clock::now();
+      std::int64_t allocations = 0, finished = 0;
+      double cpu = ProcessorMs();
+      const auto run_to = [&](std::int64_t end) {
+        for (std::int64_t started = finished; finished < end; ++finished) {
+          for (; started < end && runner.in_flight() < runner.Depth(); ++started) {
+            runner.Start(runner.Depth() > 1 ? runner.Prepare(micro, totals) : inputs, options.lr);
+            scaling.EndStep(ctx);
+          }
+          const StepResult step = runner.Finish();
+          const auto now = std::chrono::steady_clock::now();
+          if (finished >= options.warmup) {
+            result.redone += step.redone;
+            ms.push_back(std::chrono::duration<double, std::milli>(now - mark).count());
+            result.busiest_rank.push_back(
+                BusiestRank(step.expert_counts, options.mesh == nullptr ? 1 : options.mesh->ep()));
+          } else {
+            allocations = ctx.allocator().Stats().allocations;
+            cpu = ProcessorMs();
+          }
+          mark = now;
+          result.loss = step.loss + shape.model.router_aux_loss_coef * step.aux_loss;
+        }
+      };
+      if (options.trace != nullptr) {
+        run_to(options.warmup);
+        options.trace->Restart(ctx.device());
+        mark = std::chrono::steady_clock::now();
+      }
+      run_to(all);
+      result.cpu_ms = (ProcessorMs() - cpu) / static_cast<double>(options.steps);
+      if (options.trace != nullptr) result.device_time = options.trace->Read(ctx.device());
+      result.steps_run = runner.note();
+      result.allocations = ctx.allocator().Stats().allocations - allocations;
+    }
+    if (options.profile) {
+      TrainStep(ctx, m, optimizer, micro, totals, options.lr);
+      const Roofline peak = MeasureRoofline(ctx, ModelDType(options.precision));
+      const auto begin = std::chrono::steady_clock::now();
+      profile.Start();
+      TrainStep(ctx, m, optimizer, micro, totals, options.lr);
+      profile.End();
+      const std::chrono::duration<double, std::milli> took =
+          std::chrono::steady_clock::now() - begin;
+      result.profile = profile.Table(peak, 1, took.count());
+    }
+    result.step_ms = ms;
+    std::sort(ms.begin(), ms.end());
+    result.ms = ms[ms.size() / 2];
+    result.fastest_ms = ms.front();
+    result.tokens_per_s = static_cast<double>(shape.batch * shape.sequence) / result.ms * 1e3;
+    if (ctx.device().type == DeviceType::kCuda) {
+      result.device_peak_mib = (ctx.allocator().Stats().peak_bytes + ExchangeMemory(m)) >> 20;
+    }
+    result.rss_mib = (PeakRssKib() - before) / 1024;
+    results.push_back(std::move(result));
   }
-  if (options.profile) {
-    TrainStep(ctx, m, optimizer, micro, totals, 1e-3);
-    const Roofline peak = MeasureRoofline(ctx, ModelDType(options.precision));
-    const auto begin = std::chrono::steady_clock::now();
-    profile.Start();
-    TrainStep(ctx, m, optimizer, micro, totals, 1e-3);
-    profile.End();
-    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
-    result.profile = profile.Table(peak, 1, took.count());
-  }
-  std::sort(ms.begin(), ms.end());
-  result.ms = ms[ms.size() / 2];
-  result.fastest_ms = ms.front();
-  result.tokens_per_s = static_cast<double>(shape.batch * shape.sequence) / result.ms * 1e3;
-  if (ctx.device().type == DeviceType::kCuda) {
-    result.device_peak_mib = ctx.allocator().Stats().peak_bytes >> 20;
-  }
-  result.rss_mib = (PeakRssKib() - before) / 1024;
-  return result;
+  return results;
 }
 
 }  // namespace
@@ -235,11 +268,17 @@ BenchResult Measure(const ops::Context& given, const BenchShape& shape,
 BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,
                            const BenchOptions& options) {
   try {
-    return Measure(ctx, shape, options);
+    return Measure(ctx, shape, options, {&shape.batch, 1}).front();
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kOutOfMemory) throw;
     throw WithMemoryAdvice(e, MemoryProblemOf(shape, options, ctx.device().type));
   }
+}
+
+std::vector<BenchResult> BenchBatches(const ops::Context& ctx, const BenchShape& shape,
+                                      const BenchOptions& options,
+                                      std::span<const std::int64_t> batches) {
+  return Measure(ctx, shape, options, batches);
 }
 
 }  // namespace cistron::train

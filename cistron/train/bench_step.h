@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "cistron/model/mixtral_config.h"
 #include "cistron/ops/context.h"
+#include "cistron/parallel/expert_parallel_dispatcher.h"
 #include "cistron/parallel/mesh.h"
 #include "cistron/tensor/kernel_trace.h"
 #include "cistron/train/memory_plan.h"
@@ -38,6 +40,8 @@ struct BenchOptions {
   // not.
   cuda::KernelTrace* trace = nullptr;
   bool profile = false;  // one step more, op by op
+  double lr = 1e-3;
+  parallel::ExpertExchange expert_exchange{};  // between ranks
   // Of several ranks that train the shape together, each on a batch of its own; parameters sharded.
   const parallel::Mesh* mesh = nullptr;
   bool sharded = false;
@@ -53,15 +57,25 @@ struct BenchResult {
   double ms = 0;            // median step
   double fastest_ms = 0;
   double cpu_ms = 0;                 // processor time of the process in a measured step, on average
-  std::int64_t device_peak_mib = 0;  // of tensors on a GPU
+  std::int64_t device_peak_mib = 0;  // of tensors on a GPU, buffers for rows of experts included
+  std::int64_t redone = 0;           // measured steps that were made again
   std::int64_t rss_mib = 0;          // peak resident memory less its peak before the model existed
   std::int64_t allocations = 0;      // from the driver, or the system, during measured steps
   std::string steps_run;             // StepRunner::note
   cuda::DeviceTime device_time;      // of all measured steps, where asked for
   std::string profile;               // table of one step, where asked for (profile.h)
   double loss = 0;                   // of the last step, auxiliary loss included
+  std::vector<double> step_ms;       // of the measured steps, in their order
+  // Rows that the busiest rank's experts had over those of an even share, in each layer, mean of
+  // the layers: of each measured step. A step takes as long as its busiest rank. 1 for one rank.
+  std::vector<double> busiest_rank;
 };
 BenchResult BenchTrainStep(const ops::Context& ctx, const BenchShape& shape,
                            const BenchOptions& options);
+// One after another with one model, which takes long to make: BenchShape::batch is each of
+// `batches` in turn.
+std::vector<BenchResult> BenchBatches(const ops::Context& ctx, const BenchShape& shape,
+                                      const BenchOptions& options,
+                                      std::span<const std::int64_t> batches);
 
 }  // namespace cistron::train

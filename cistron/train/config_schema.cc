@@ -364,6 +364,7 @@ std::vector<ConfigKey> MakeKeys() {
                                                  {"full", Sharding::kFull}};
   constexpr NamedValue<TravellingRows> kRows[] = {{"exact", TravellingRows::kExact},
                                                   {"quantized", TravellingRows::kQuantized}};
+  constexpr NamedValue<bool> kEpSync[] = {{"device", false}, {"host", true}};
   constexpr NamedValue<OptimStates> kStates[] = {{"fp32", OptimStates::kF32},
                                                  {"bf16", OptimStates::kBF16}};
   constexpr NamedValue<DeviceChoice> kDevices[] = {{"cpu", DeviceChoice::kCpu},
@@ -629,6 +630,18 @@ std::vector<ConfigKey> MakeKeys() {
           "the bytes, in passes that have no weight gradients (evaluation, and those that are "
           "recomputed); exact. Results are the same bits",
           kMechanical),
+      Choice("parallel.ep_sync", At(&C::parallel, &ParallelOptions::ep_by_host), kEpSync,
+             "how ranks with a GPU each learn how many rows of experts they get. device: kernels "
+             "tell each other and write rows into each other's memory, no host waits; where GPUs "
+             "cannot reach each other it is host, and the run says so. host: exact counts are read "
+             "in every layer, rows go through NCCL. Without meaning on CPUs",
+             kMechanical),
+      Number("parallel.ep_buffer_factor", At(&C::parallel, &ParallelOptions::ep_buffer_factor),
+             Above(0),
+             "with ep_sync=device: rows that a rank has room for, over those of an even share. A "
+             "step that needs more is made again with larger buffers, no token is dropped. Without "
+             "meaning on CPUs, whose buffers are as large as what is received",
+             kMechanical),
       Integer("parallel.timeout", At(&C::parallel, &ParallelOptions::timeout),
               Between(1, 1'000'000),
               "seconds that a rank waits for others in one exchange before it ends the run",

@@ -133,6 +133,39 @@ TEST(GpuLayouts, EveryLayoutTrainsWhatOneGpuTrainsInBf16) {
   EveryLayoutTrainsWhatOneGpuTrains("bf16", 0x1p-9);
 }
 
+// Whoever counts the rows, the hosts or the GPUs: the same rows in the same places. Products choose
+// their tiles by the size of a buffer, which the hosts make exact and the GPUs do not.
+TEST(GpuLayouts, RowsCountedByHostsTrainTheSame) {
+  const SharedRun run("gpu-ep-sync");
+  const Layout layout = Layouts()[0];
+  for (const char* sync : {"host", "device"}) {
+    run.Train(sync, layout, {"precision=fp32", fmt::format("parallel.ep_sync={}", sync)});
+  }
+  if (g_world->rank() != 0) return;
+  const Worst worst = Compare(run.tiny().Metrics("device"), run.tiny().Metrics("host"));
+  std::printf("ep_sync: loss %.1e, norm %.1e\n", worst.loss, worst.norm);
+  EXPECT_LE(worst.loss, 128 * 0x1p-24);
+  EXPECT_LE(worst.norm, 128 * 0x1p-24);
+}
+
+// Buffers for less than an even share: the first step cannot fit. It is made again, and the run is
+// that of a rank that has room.
+TEST(GpuLayouts, StepsThatDoNotFitAreMadeAgain) {
+  const SharedRun run("gpu-overflow");
+  const Layout layout = Layouts()[0];
+  run.Train("roomy", layout, {"precision=fp32", "parallel.ep_buffer_factor=2"});
+  run.Train("tight", layout, {"precision=fp32", "parallel.ep_buffer_factor=0.5"});
+  if (g_world->rank() != 0) return;
+  const std::vector<StepMetrics> tight = run.tiny().Metrics("tight");
+  ASSERT_FALSE(tight.empty());
+  EXPECT_GT(tight[0].redone, 0);
+  const Worst worst = Compare(tight, run.tiny().Metrics("roomy"));
+  std::printf("overflow: %d times in step 1; loss %.1e, norm %.1e\n", tight[0].redone, worst.loss,
+              worst.norm);
+  EXPECT_LE(worst.loss, 128 * 0x1p-24);
+  EXPECT_LE(worst.norm, 128 * 0x1p-24);
+}
+
 TEST(GpuLayouts, TwoRunsOfOneLayoutAgreeBitwise) {
   const SharedRun run("gpu-repeat");
   for (const Layout& layout : {Layouts()[0], Layouts()[3]}) {

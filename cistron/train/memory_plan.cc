@@ -549,6 +549,9 @@ MemoryProblem MemoryProblemOf(const RunConfig& c) {
           .dp = c.parallel.dp,
           .ep = c.parallel.ep,
           .sharding = c.parallel.shard,
+          .row_capacity = c.device == DeviceChoice::kCuda && !c.parallel.ep_by_host
+                              ? c.parallel.ep_buffer_factor
+                              : 1.0,
           .ep_rows = c.parallel.ep_rows};
 }
 

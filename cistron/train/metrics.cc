@@ -59,6 +59,7 @@ std::string ToJson(const StepMetrics& m) {
   j["flops_per_s"] = m.flops_per_s;
   j["mfu"] = m.mfu ? nlohmann::ordered_json(*m.mfu) : nlohmann::ordered_json(nullptr);
   j["memory_peak_bytes"] = m.memory_peak_bytes;
+  if (m.redone > 0) j["redone"] = m.redone;
   if (!m.layer_aux_loss.empty()) j["layer_aux_loss"] = m.layer_aux_loss;
   if (!m.z_loss.empty()) j["z_loss"] = m.z_loss;
   j["load_entropy"] = m.load_entropy;
@@ -83,6 +84,7 @@ StepMetrics ParseStepMetrics(const std::string& line, const std::string& where) 
     m.flops_per_s = j.value("flops_per_s", 0.0);  // runs of earlier versions lack it
     if (!j.at("mfu").is_null()) m.mfu = j.at("mfu").get<double>();
     m.memory_peak_bytes = j.at("memory_peak_bytes");
+    m.redone = j.value("redone", 0);
     if (j.contains("layer_aux_loss")) {
       m.layer_aux_loss = j.at("layer_aux_loss").get<std::vector<double>>();
     }

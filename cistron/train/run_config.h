@@ -60,6 +60,8 @@ struct ParallelOptions {
   Sharding shard = Sharding::kNone;
   TravellingRows ep_rows = TravellingRows::kExact;
   std::int64_t timeout = 600;  // seconds that a rank waits for others
+  bool ep_by_host = false;     // ep_sync=host
+  double ep_buffer_factor = 1.5;
 };
 // Of AdamW in a bf16 model: kF32 keeps fp32 masters and moments, kBF16 neither.
 enum class OptimStates { kF32, kBF16 };

@@ -69,17 +69,36 @@ void StepRunner::Start(StepInputs inputs, double lr) {
   Flight flight;
   flight.lr = lr;
   flight.step = optimizer_.step() + 1;
-  if (on_device_) {
-    WarnOfNoWeight(flight.step, inputs.totals);
-    StepScalars::Set(inputs.block, lr, flight.step, inputs.totals);
-    Queue(inputs);
-    flight.slot = (next_slot_ + 1) % 2;  // Queue has moved on
-  } else {
-    flight.result =
-        TrainStep(ctx_, m_, optimizer_, inputs.batches, inputs.totals, lr, options_.seed);
-  }
   flight.inputs = std::move(inputs);
+  if (on_device_) {
+    WarnOfNoWeight(flight.step, flight.inputs.totals);
+    StepScalars::Set(flight.inputs.block, lr, flight.step, flight.inputs.totals);
+    return QueueFlight(std::move(flight));
+  }
+  flight.result = TrainStep(ctx_, m_, optimizer_, flight.inputs.batches, flight.inputs.totals, lr,
+                            options_.seed);
   flights_.push_back(std::move(flight));
+}
+
+void StepRunner::QueueFlight(Flight flight) {
+  flight.slot = next_slot_;
+  Queue(flight.inputs);
+  flights_.push_back(std::move(flight));
+}
+
+// The gate kept the model as it was before the first of them, so all are as they were when they
+// were queued; what they are functions of, batches, rates and steps, they still have.
+void StepRunner::Redo(Flight first, const StepResult& result) {
+  cuda::Synchronize(ctx_.device());
+  device_->graph.reset();
+  std::deque<Flight> again = std::move(flights_);
+  flights_.clear();
+  ++first.redone;
+  again.push_front(std::move(first));
+  optimizer_.set_step(again.front().step - 1);
+  PrepareAgain(m_, again.front().step, result);
+  FillZero(device_->gate);
+  for (Flight& flight : again) QueueFlight(std::move(flight));
 }
 
 void StepRunner::Queue(const StepInputs& inputs) {
@@ -141,8 +160,12 @@ std::string StepRunner::WhyNotCaptured() const {
   const quant::Autocast* scope = quant::Autocast::Current();
   if (options_.graph == CudaGraph::kOff) return "not captured: train.cuda_graph=off";
   if (m_.mesh != nullptr && m_.mesh->size() > 1) {
-    return fmt::format("not captured: the host of each of {} ranks reads how many rows travel",
-                       m_.mesh->size());
+    const bool by_host = m_.expert_ranks != nullptr && m_.expert_ranks->peers() == nullptr;
+    return by_host ? fmt::format(
+                         "not captured: the host of each of {} ranks reads how many rows "
+                         "travel",
+                         m_.mesh->size())
+                   : fmt::format("not captured: {} ranks exchange", m_.mesh->size());
   }
   if (scope != nullptr && quant::Quantizes(scope->recipe())) {
     return fmt::format("not captured: {} keeps state on the host", quant::Name(scope->recipe()));
@@ -184,10 +207,18 @@ StepResult StepRunner::Finish() {
   Flight flight = std::move(flights_.front());
   flights_.pop_front();
   if (!on_device_) return std::move(flight.result);
-  Slot& slot = device_->slots[flight.slot];
-  slot.done.Wait();
   bool finite = true;
-  StepResult result = ReadStep(slot.results, m_.model.config(), flight.inputs.totals, finite);
+  StepResult result;
+  while (true) {
+    Slot& slot = device_->slots[flight.slot];
+    slot.done.Wait();
+    result = ReadStep(slot.results, m_.model.config(), flight.inputs.totals, finite);
+    result.redone = flight.redone;
+    if (!result.overflow) break;
+    Redo(std::move(flight), result);
+    flight = std::move(flights_.front());
+    flights_.pop_front();
+  }
   if (finite) return result;
   // The gate kept the model as it was before this step, whatever is queued behind. Made once more,
   // waiting, the step says where it fails.

@@ -57,6 +57,7 @@ class StepRunner {
     std::int64_t step = 0;
     std::size_t slot = 0;
     StepResult result;  // of a CPU
+    int redone = 0;
   };
   // What a step in flight has for itself.
   struct Slot {
@@ -68,6 +69,9 @@ class StepRunner {
   };
   struct DeviceState;
 
+  void QueueFlight(Flight flight);
+  // Steps in flight from one that overflowed on, again.
+  void Redo(Flight first, const StepResult& result);
   void Queue(const StepInputs& inputs);
   void Run(const StepInputs& inputs);
   // Why steps cannot be captured; empty where they can.

@@ -147,6 +147,12 @@ std::string FirstDifference(const std::string& a, const std::string& b) {
   return fmt::format("'{}' and '{}'", line_a, line_b);
 }
 
+parallel::ExpertExchange ExpertExchangeOf(const ParallelOptions& o) {
+  return {.by_host = o.ep_by_host,
+          .buffer_factor = o.ep_buffer_factor,
+          .limit_s = static_cast<double>(o.timeout)};
+}
+
 class Trainer {
  public:
   // On every rank of the mesh, with the same configuration; `device` is this rank's.
@@ -161,7 +167,8 @@ class Trainer {
         corpus_(data::Corpus::Open(DataOf(config_))),
         model_(ctx_, ModelOf(config_), ModelDType(config_.precision), config_.HasMasters(), &mesh,
                {.sharded = config_.parallel.shard == Sharding::kFull,
-                .quantized_rows = config_.parallel.ep_rows == TravellingRows::kQuantized}),
+                .quantized_rows = config_.parallel.ep_rows == TravellingRows::kQuantized,
+                .expert_exchange = ExpertExchangeOf(config_.parallel)}),
         optimizer_(ctx_, model_.store, OptimizerOptions(config_.optim), model_.statistics.get()),
         stream_(std::make_unique<data::TrainingStream>(corpus_, config_.seed,
                                                        config_.batch.global_tokens)) {
@@ -325,7 +332,19 @@ class Trainer {
     if (ctx_.device().type == DeviceType::kCpu) {
       return fmt::format("{}{} thread{}", ranks, NumThreads(), NumThreads() == 1 ? "" : "s");
     }
-    return ranks + cuda::Devices().at(static_cast<std::size_t>(ctx_.device().index)).name;
+    std::string rows;
+    if (model_.expert_ranks != nullptr) {
+      const std::string& why = model_.expert_ranks->why_by_host();
+      rows = why.empty() ? fmt::format(
+                               ", whose rows of experts go into each other's memory "
+                               "(parallel.ep_buffer_factor={})",
+                               config_.parallel.ep_buffer_factor)
+                         : fmt::format(
+                               ", whose rows of experts go through NCCL, counted by the "
+                               "hosts: {}",
+                               why);
+    }
+    return ranks + cuda::Devices().at(static_cast<std::size_t>(ctx_.device().index)).name + rows;
   }
 
   // Steps to the end; false when a stop was asked for before it.
@@ -500,7 +519,8 @@ class Trainer {
       peak_flops_ = std::max(peak_flops_, each);  // a step showed that a GPU can do more
       m.mfu = each / peak_flops_;
     }
-    m.memory_peak_bytes = MostOf(mesh_.world(), PeakMemory(ctx_));
+    m.memory_peak_bytes = MostOf(mesh_.world(), PeakMemory(ctx_) + ExchangeMemory(model_));
+    m.redone = result.redone;
     SetExpertLoad(result.expert_counts, m);
     if (metrics) metrics->Write(m);
     // Saved before the evaluation, which may take longer than a stopping machine waits.

@@ -4,10 +4,12 @@
 
 #include <charconv>
 #include <cmath>
+#include <cstring>
 
 #include "cistron/base/error.h"
 #include "cistron/base/log.h"
 #include "cistron/ops/reduce/reduce.h"
+#include "cistron/quant/autocast.h"
 #include "cistron/tensor/trace.h"
 
 namespace cistron::train {
@@ -95,11 +97,13 @@ struct SumLayout {
       : layers(c.num_hidden_layers), experts(c.num_local_experts) {}
   std::int64_t layer_aux() const { return 2; }
   std::int64_t z() const { return 2 + layers; }
-  std::int64_t norm() const { return 2 + 2 * layers; }
+  std::int64_t overflow() const { return 2 + 2 * layers; }
+  std::int64_t norm() const { return overflow() + 1; }
   std::int64_t values() const { return norm() + 1; }
   std::int64_t counts() const { return values(); }
   std::int64_t nonfinite() const { return counts() + layers * experts; }
-  std::int64_t size() const { return nonfinite() + layers; }
+  std::int64_t needed() const { return nonfinite() + layers; }
+  std::int64_t size() const { return needed() + 1; }
 };
 
 }  // namespace
@@ -134,7 +138,9 @@ StepSums::StepSums(const ops::Context& ctx, const model::MixtralConfig& config) 
           .expert_counts = integers(at.counts(), {at.layers, at.experts}),
           .nonfinite_tokens = integers(at.nonfinite(), {at.layers}),
           .layer_aux_loss = block.Slice(0, at.layer_aux(), at.layers),
-          .z_loss = block.Slice(0, at.z(), at.layers)};
+          .z_loss = block.Slice(0, at.z(), at.layers),
+          .overflow = block.Select(at.overflow())};
+  rows_needed = integers(at.needed(), {});
 }
 
 void QueueStep(const ops::Context& ctx, model::LocalMixtral& m, optim::AdamWOptimizer& optimizer,
@@ -144,9 +150,25 @@ void QueueStep(const ops::Context& ctx, model::LocalMixtral& m, optim::AdamWOpti
   model::LossSums sums = step.sums;
   const model::LossScale scale{scalars.inv_weight_sum, scalars.inv_tokens};
   m.store.ExpectMicroBatches(static_cast<std::int64_t>(micro_batches.size()));
-  for (const data::Batch& batch : micro_batches) {
-    m.model.TrainMicroBatch(batch, scale, sums, {seed, scalars.step_index});
+  // State of delayed scaling would advance twice in a step that is made again.
+  const quant::Autocast* scope = quant::Autocast::Current();
+  const bool may_repeat = scope == nullptr || !quant::Quantizes(scope->recipe());
+  parallel::PeerDispatcher* peers =
+      m.expert_ranks != nullptr && may_repeat ? m.expert_ranks->peers() : nullptr;
+  if (peers != nullptr) peers->Reset();
+  {
+    const parallel::ExpertParallelDispatcher::Step dispatches(peers != nullptr ? m.expert_ranks
+                                                                               : nullptr);
+    for (const data::Batch& batch : micro_batches) {
+      m.model.TrainMicroBatch(batch, scale, sums, {seed, scalars.step_index});
+    }
   }
+  if (peers != nullptr) {
+    CopyTo(peers->status(), sums.overflow);
+    CopyTo(peers->needed(), step.rows_needed);
+  }
+  // Summed by ranks of a group without peers too: others may have them. No rank on a CPU has.
+  if (m.expert_ranks == nullptr || ctx.device().type == DeviceType::kCpu) sums.overflow = {};
   m.SumOverRanks(sums);
   const TraceRange range("optimizer");
   optimizer.QueueGradNorm();
@@ -171,6 +193,9 @@ StepResult ReadStep(const Tensor& block, const model::MixtralConfig& config,
   if (config.moe_aux_loss_coeff > 0) result.layer_aux_loss = part(at.layer_aux());
   if (config.moe_z_loss_coeff > 0) result.z_loss = part(at.z());
   result.grad_norm = values[static_cast<std::size_t>(at.norm())];
+  result.overflow = std::isinf(values[static_cast<std::size_t>(at.overflow())]);
+  std::memcpy(&result.rows_needed, &values[static_cast<std::size_t>(at.needed())],
+              sizeof(result.rows_needed));
   finite = AllFinite<double>(values.subspan(0, static_cast<std::size_t>(at.values())));
   const Tensor counts =
       Tensor::Borrow(block.data<double>() + at.counts(), {at.layers, at.experts}, DType::kI64);
@@ -181,6 +206,12 @@ StepResult ReadStep(const Tensor& block, const model::MixtralConfig& config,
   return result;
 }
 
+std::int64_t ExchangeMemory(const model::LocalMixtral& m) {
+  if (m.expert_ranks == nullptr || m.expert_ranks->peers() == nullptr) return 0;
+  const AllocatorStats stats = m.expert_ranks->peers()->Stats();
+  return stats.live_bytes + stats.cached_bytes;
+}
+
 void WarnOfNoWeight(std::int64_t step, const data::BatchTotals& totals) {
   if (totals.weight_sum > 0) return;
   LogWarning(
@@ -188,6 +219,25 @@ void WarnOfNoWeight(std::int64_t step, const data::BatchTotals& totals) {
       "bases are degenerate, in tags, or lower case with data.soft_mask_weight=0; a larger "
       "batch.global_tokens makes this rarer",
       step);
+}
+
+void PrepareAgain(model::LocalMixtral& m, std::int64_t step, const StepResult& result) {
+  CISTRON_INVARIANT(m.expert_ranks != nullptr && m.expert_ranks->peers() != nullptr,
+                    "a step overflowed whose rows had no buffers");
+  m.store.ZeroGradients();
+  if (result.rows_needed == -1) {
+    CISTRON_THROW(kIo, "step {}: rank {} waited in vain for rows of another rank", step,
+                  m.mesh->rank());
+  }
+  CISTRON_INVARIANT(result.rows_needed >= 0, "step {}: ranks gave different buffers", step);
+  if (result.rows_needed == 0) return;  // another group's
+  const std::int64_t rows = m.expert_ranks->peers()->Grow(result.rows_needed);
+  if (m.mesh->ep_index() != 0) return;
+  LogWarning(
+      "step {}: {} rows were routed to the experts of one rank, more than its buffer has; buffers "
+      "have {} now and the step is made again. Where this comes often, a larger "
+      "parallel.ep_buffer_factor or a larger auxiliary loss helps",
+      step, result.rows_needed, rows);
 }
 
 StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
@@ -200,9 +250,17 @@ StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
   const Tensor placed = ctx.Place(scalars);
   const StepSums sums(ctx, m.model.config());
   const Tensor gate = ctx.Zeros({}, DType::kF64);
-  QueueStep(ctx, m, optimizer, micro_batches, StepScalars::In(placed), seed, gate, sums);
   bool finite = true;
-  StepResult result = ReadStep(sums.block.ToHost(), m.model.config(), totals, finite);
+  StepResult result;
+  for (int redone = 0;; ++redone) {
+    QueueStep(ctx, m, optimizer, micro_batches, StepScalars::In(placed), seed, gate, sums);
+    result = ReadStep(sums.block.ToHost(), m.model.config(), totals, finite);
+    result.redone = redone;
+    if (!result.overflow) break;
+    optimizer.set_step(step - 1);
+    PrepareAgain(m, step, result);
+    FillZero(gate);
+  }
   if (!finite) {
     optimizer.set_step(step - 1);
     CISTRON_THROW(kNumericalFailure,

@@ -20,6 +20,11 @@ struct StepResult {
   std::vector<double> layer_aux_loss, z_loss;
   double grad_norm = 0;                                  // before clipping, of the whole loss
   std::vector<std::vector<std::int64_t>> expert_counts;  // [L][E]
+  // Rows of experts did not fit a rank's buffer, so the step counts for nothing and is to be made
+  // again; `rows_needed` is RowExchange::needed of this rank's expert group.
+  bool overflow = false;
+  std::int64_t rows_needed = 0;
+  int redone = 0;  // how often this step was made again
 };
 
 // What a step leaves on the device, in one block that one copy brings to the host.
@@ -27,6 +32,7 @@ struct StepSums {
   Tensor block;          // f64 [n], counts as the bits of i64 at its end
   Tensor values;         // f64: all that must be finite; the last one is the gradient norm
   model::LossSums sums;  // views of the block
+  Tensor rows_needed;    // i64 []
 
   StepSums(const ops::Context& ctx, const model::MixtralConfig& config);
 };
@@ -44,6 +50,11 @@ void QueueStep(const ops::Context& ctx, model::LocalMixtral& m, optim::AdamWOpti
 StepResult ReadStep(const Tensor& block, const model::MixtralConfig& config,
                     const data::BatchTotals& totals, bool& finite);
 
+// After a step that has overflowed, on every rank: larger buffers where this rank's group needs
+// them, and gradients forgotten, so that the step can be queued again. Throws kIo where a rank did
+// not come in time.
+void PrepareAgain(model::LocalMixtral& m, std::int64_t step, const StepResult& result);
+
 // The loss that is minimised is `loss` plus the auxiliary losses times their coefficients. After
 // the update each router's bias moves, where there is one. `seed`: of the run, for
 // router_jitter_noise. Trains on one global batch, given as micro-batches, with learning rate `lr`,
@@ -52,6 +63,9 @@ StepResult ReadStep(const Tensor& block, const model::MixtralConfig& config,
 StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,
                      optim::AdamWOptimizer& optimizer, std::span<const data::Batch> micro_batches,
                      const data::BatchTotals& totals, double lr, std::uint64_t seed = 0);
+
+// Memory of the GPU that rows of experts arrive in, which is not the allocator's; 0 without.
+std::int64_t ExchangeMemory(const model::LocalMixtral& m);
 
 // Says so where no label of a step has weight.
 void WarnOfNoWeight(std::int64_t step, const data::BatchTotals& totals);
