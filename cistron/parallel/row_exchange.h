@@ -80,7 +80,7 @@ class RowExchange {
   void Enter(const ops::Context& ctx, const Tensor& split_sizes, const Plan& plan,
              const Tensor& buffer, std::int64_t capacity);
   void Leave(const Stream& stream);
-  void Watched(const char* what, const std::function<void()>& queue);
+  void Watched(const ops::Context& ctx, const char* what, const std::function<void()>& queue);
 
   comm::Communicator& group_;
   const std::int64_t num_experts_;

@@ -549,10 +549,10 @@ MemoryProblem MemoryProblemOf(const RunConfig& c) {
           .dp = c.parallel.dp,
           .ep = c.parallel.ep,
           .sharding = c.parallel.shard,
+          .ep_rows = c.parallel.ep_rows,
           .row_capacity = c.device == DeviceChoice::kCuda && !c.parallel.ep_by_host
                               ? c.parallel.ep_buffer_factor
-                              : 1.0,
-          .ep_rows = c.parallel.ep_rows};
+                              : 1.0};
 }
 
 std::int64_t MemoryPlan::Of(MemoryKind kind) const {

@@ -38,7 +38,7 @@ struct StepMetrics {
   double step_ms = 0, tokens_per_s = 0, unpadded_tokens_per_s = 0;
   double flops_per_s = 0;     // of the model's own arithmetic, all ranks; 0: not known
   std::optional<double> mfu;  // part of what its GPUs were measured to do, ≤ 1; none on a CPU
-  std::int64_t memory_peak_bytes = 0;            // of the rank that took most
+  std::int64_t memory_peak_bytes = 0;  // of the rank that took most
   int redone = 0;  // how often the step was made again, with larger buffers for rows of experts
   std::vector<std::vector<double>> expert_load;  // as ExpertLoad
   std::vector<double> load_entropy;

@@ -122,7 +122,10 @@ void RowExchange::Reset() {
   FillZero(status_);
 }
 
-void RowExchange::Watched(const char* what, const std::function<void()>& queue) {
+void RowExchange::Watched(const ops::Context& ctx, const char* what,
+                          const std::function<void()>& queue) {
+  // As a communicator's own exchange in the table of a step's time: what it waits for included.
+  if (ctx.recorder() != nullptr) ctx.recorder()->Begin("all_to_all", "peers");
   comm::nccl::Watch(group_, what, queue, [words = waits_for_] {
     std::string ranks;
     for (int r = 0; r < k::kRanks; ++r) {
@@ -198,7 +201,7 @@ void RowExchange::Out(const ops::Context& ctx, const Tensor& split_sizes, const 
     if (probs) a.values_to[r] = reinterpret_cast<float*>(memory_->At(r, probs_out.raw()));
   }
   a.values = probs ? probs.data<float>() : nullptr;
-  Watched("rows to experts", [&] {
+  Watched(ctx, "rows to experts", [&] {
     Enter(ctx, split_sizes, plan, rows, rows.dim(0));
     Push(a, kPushBlocks, StreamOf(ctx));
     Leave(ctx.stream());
@@ -237,7 +240,7 @@ std::function<void()> RowExchange::BackBeside(const ops::Context& ctx, const Pla
       PushBack(group_, *memory_, num_experts_, plan, rows, values, returned, values_out);
   // On the main stream, where it ends before the next kernel takes the device: a kernel beside that
   // waits for a multiprocessor may get one only when that kernel ends.
-  Watched("rows from experts, begun",
+  Watched(ctx, "rows from experts, begun",
           [&] { Enter(ctx, Tensor(), plan, returned, returned.dim(0)); });
   Beside& b = *beside_;
   Check(cudaEventRecord(b.begun, StreamOf(ctx)), "cudaEventRecord");
@@ -245,8 +248,8 @@ std::function<void()> RowExchange::BackBeside(const ops::Context& ctx, const Pla
   Push(a, kPushBlocksBeside, b.stream);
   Leave({ctx.device(), b.stream});
   Check(cudaEventRecord(b.ended, b.stream), "cudaEventRecord");
-  return [this, &b, main = StreamOf(ctx)] {
-    Watched("rows from experts, awaited",
+  return [this, &b, ctx, main = StreamOf(ctx)] {
+    Watched(ctx, "rows from experts, awaited",
             [&] { Check(cudaStreamWaitEvent(main, b.ended, 0), "cudaStreamWaitEvent"); });
   };
 }
@@ -255,7 +258,7 @@ void RowExchange::Back(const ops::Context& ctx, const Plan& plan, const Tensor& 
                        const Tensor& values, const Tensor& returned, const Tensor& values_out) {
   const k::PushArgs a =
       PushBack(group_, *memory_, num_experts_, plan, rows, values, returned, values_out);
-  Watched("rows from experts", [&] {
+  Watched(ctx, "rows from experts", [&] {
     Enter(ctx, Tensor(), plan, returned, returned.dim(0));
     Push(a, kPushBlocks, StreamOf(ctx));
     Leave(ctx.stream());
