@@ -26,13 +26,19 @@ if [[ " $* " == *" --help "* ]]; then
 elif ((installed)); then
   program=${CISTRON_BIN:?headline: --installed needs CISTRON_BIN, the folder of cistron}/cistron
 elif [[ $device == cuda ]]; then
-  scripts/setup_cuda.sh >/dev/null
-  cmake --preset cuda >/dev/null
+  echo "headline: building build/cuda/bin/cistron where it is not up to date" >&2
+  toolkit=$(scripts/setup_cuda.sh)
+  cmake --preset cuda -DCMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" >/dev/null
   cmake --build build/cuda --target cistron >/dev/null
   program=build/cuda/bin/cistron
 else
+  echo "headline: building build/release/bin/cistron where it is not up to date" >&2
   cmake --preset release >/dev/null
   cmake --build build/release --target cistron >/dev/null
   program=build/release/bin/cistron
+fi
+if [[ $program != none && $device == cuda ]] && ! "$program" info | grep 'cuda:0' >/dev/null; then
+  echo "headline: no GPU: $("$program" info | grep '^CUDA')" >&2
+  exit 2
 fi
 exec "${PYTHON:-python3}" bench/headline/headline.py --program "$program" "${arguments[@]}"

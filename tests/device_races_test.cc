@@ -1,5 +1,5 @@
 // Kernels whose threads share memory, at the widths of training and few rows, from poisoned results
-// twice with the same bits (TRAPS atomics). scripts/test_cuda.sh also runs them under racecheck of
+// twice with the same bits (Trap atomics). scripts/test_cuda.sh also runs them under racecheck of
 // compute-sanitizer, which looks at every access to shared memory and so needs few rows.
 #include <gtest/gtest.h>
 

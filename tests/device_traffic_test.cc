@@ -1,4 +1,4 @@
-// TRAPS concurrent-corruption: grouped products beside other work of the same GPU. A program of its
+// Trap concurrent-corruption: grouped products beside other work of the same GPU. A program of its
 // own, because launches of the others wait for their kernels (testing/cuda.h), which would keep the
 // streams apart. Beside NCCL's own traffic: gpu_layouts_rank_test.cc.
 #include <gtest/gtest.h>

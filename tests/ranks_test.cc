@@ -383,7 +383,7 @@ TEST_F(RanksTest, SignalsSaveOnAllRanksAndTheRunResumes) {
   }
 }
 
-// TRAPS launch: a second Ctrl-C, and one that comes before there is anything to save.
+// Trap launch: a second Ctrl-C, and one that comes before there is anything to save.
 TEST_F(RanksTest, LaunchEndsAtOnceWhereThereIsNothingToSave) {
   testing::Process process(tiny_.path("."), Launch(2, TrainWords("early", {"train.steps=100000"})));
   for (int i = 0; i < 2000 && Pids("early").empty(); ++i) {

@@ -101,6 +101,10 @@ class PlanCommand final : public Command {
     fmt::print("does not fit: {} are more than {} ({}{})\nlargest: {}\n{}\n",
                train::BytesText(plan.peak_bytes), train::BytesText(memory_), where_, reserve,
                train::LargestTerms(plan, 3), train::AdviceToFit(problem, room));
+    if (!model_.empty()) {
+      fmt::print(
+          "(keys of a configuration; beside --model: --recompute, --micro-rows, --states)\n");
+    }
     return kBadUsage;
   }
 
@@ -154,8 +158,11 @@ class PlanCommand final : public Command {
   // Of a shape: its batch on each GPU.
   train::StepProblem OfShape() {
     if (!overrides_.empty()) {
-      CISTRON_THROW(kBadInput, "{}: keys are those of a configuration; --model takes options",
-                    overrides_.front());
+      CISTRON_THROW(
+          kBadInput,
+          "{}: keys are those of a configuration; --model takes --precision, --recompute, "
+          "--states and --micro-rows",
+          overrides_.front());
     }
     const train::BenchShape shape = train::NamedBenchShape(model_);
     train::StepProblem s;

@@ -1,4 +1,4 @@
-// A whole MoE layer on a GPU, router to combine, in bf16: the layers of HOPPER's table, beside
+// A whole MoE layer on a GPU, router to combine, in bf16: the layers of docs/benchmarks.md, beside
 // peer_moe.py --what layer. One JSON line a case and variant, fields as the peers'.
 //
 //   moe_layer_bench [--case NAME] [--grad bf16|f32] [--seconds S] [--profile 1] [--once 1]

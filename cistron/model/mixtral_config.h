@@ -73,7 +73,7 @@ void Validate(const MixtralConfig& config);
 // not have, as "scoring_func = sigmoid"; empty when transformers would compute the same.
 std::vector<std::string> OptionsThatMixtralLacks(const MixtralConfig& config);
 
-// Reads the text of a config.json (DESIGN: rope_theta or rope_parameters, torch_dtype or dtype,
+// Reads the text of a config.json (rope_theta or rope_parameters, torch_dtype or dtype,
 // null or missing head_dim and sliding_window). Refuses by name what is not done: other model
 // types, rope types, activations, attention dropout. `origin` names the file in errors. `dtype`,
 // optional, receives the stored dtype's name ("float32").

@@ -128,7 +128,7 @@ TEST(RouterOptions, EachChangesLossOrGradients) {
   }
 }
 
-// NUMERICS: with aux_scope=sequence nothing depends on the accumulation split; in fp64 the orders
+// With aux_scope=sequence nothing depends on the accumulation split; in fp64 the orders
 // of summation differ by roundings only.
 TEST(RouterOptions, AccumulationEqualsOneBatchWithSequenceScope) {
   for (Option option : Options()) {

@@ -358,7 +358,7 @@ TEST(ParameterStore, QuantisesAWeightAnewWhenItsDelayedScaleMoved) {
   EXPECT_EQ(scale(), 1.0f);
 }
 
-// TRAPS masters-from-quantised: quantising loses nothing of the masters.
+// Trap masters-from-quantised: quantising loses nothing of the masters.
 TEST(ParameterStore, MastersFromQuantised) {
   Experts e(2);
   const Tensor before = e.store.parameters()[0].master.Clone();

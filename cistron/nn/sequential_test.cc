@@ -80,7 +80,7 @@ double Distance(const Tensor& a, const Tensor& b) {
   return std::sqrt(sum);
 }
 
-// TRAPS format-mixup: against fp64, nothing is further off than twice the scalar reference at the
+// Trap format-mixup: against fp64, nothing is further off than twice the scalar reference at the
 // same precision; codes of one format read as another would be off by the value itself.
 TEST(GroupedMlp, FormatMixup) {
   const std::vector<std::int64_t> counts = {17, 0, 60, 33};
@@ -559,7 +559,7 @@ TEST(Sequential, NamingALayerKeepsWeightsThatWereAssigned) {
   EXPECT_TRUE(Agrees(check::CompareBitwise("w", store.Find("0.weight")->master, w)));
 }
 
-// TRAPS silent-fallback.
+// Trap silent-fallback.
 TEST(Fuser, SilentFallback) {
   Experts e(2, DType::kF32, {.bias = true});
   const Tensor x = testing::Normal({4, kHidden}, DType::kF32, "x");

@@ -151,7 +151,7 @@ class DelayedTest : public ::testing::Test {
   DelayedScaling recipe_{.amax_history_len = 2};
 };
 
-// TRAPS eval-moves-scales: accumulation does not advance the history either.
+// Trap eval-moves-scales: accumulation does not advance the history either.
 TEST_F(DelayedTest, MicroBatchesTakeTheLargerAmaxAndTheNextStepUsesIt) {
   EXPECT_EQ(Use(1, -7), 1.0f);
   EXPECT_EQ(Use(3, 2), 1.0f);  // second micro-batch of the step
@@ -161,7 +161,7 @@ TEST_F(DelayedTest, MicroBatchesTakeTheLargerAmaxAndTheNextStepUsesIt) {
   EXPECT_EQ(Use(1, 1), 32.0f);
 }
 
-// TRAPS eval-moves-scales.
+// Trap eval-moves-scales.
 TEST_F(DelayedTest, EvaluationUsesTheScaleAndLeavesNothing) {
   Use(7, 0);
   states_.EndStep(ctx_);

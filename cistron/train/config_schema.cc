@@ -412,8 +412,8 @@ std::vector<ConfigKey> MakeKeys() {
 
   return {
       Choice("device", At(&C::device), kDevices,
-             "where the run computes; cuda: one GPU, in fp32 and bf16, in a build with the CUDA "
-             "backend",
+             "where the run computes; cuda: a GPU for each rank, in fp32 and bf16, in a build with "
+             "the CUDA backend",
              kTunable),
       Choice(
           "precision", At(&C::precision), kPrecisions,

@@ -1,6 +1,5 @@
-// Held-out loss, as DESIGN's evaluation rule says: non-overlapping windows, forward strand, first
-// base of each not scored, only the alphabet's own letters, every base the same weight, sums in
-// fp64.
+// Held-out loss: non-overlapping windows, forward strand, first base of each not scored, only the
+// alphabet's own letters, every base the same weight, sums in fp64.
 #pragma once
 
 #include <cstdint>

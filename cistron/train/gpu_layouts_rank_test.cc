@@ -197,7 +197,7 @@ TEST(GpuLayouts, ARunResumesUnderAnotherLayout) {
   EXPECT_LE(worst.norm, 128 * 0x1p-24);
 }
 
-// TRAPS concurrent-corruption: grouped products while NCCL reduces 64 MiB over the same links and
+// Trap concurrent-corruption: grouped products while NCCL reduces 64 MiB over the same links and
 // multiprocessors. Both are checked.
 TEST(GpuLayouts, ConcurrentCorruption) {
   constexpr int kRepeats = 1000;

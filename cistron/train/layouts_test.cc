@@ -63,7 +63,6 @@ TEST(Layouts, EveryLayoutTrainsWhatOneRankTrains) {
   }
 }
 
-// TRAPS reshard-loses-state: what one layout saved, another goes on with.
 // Files of one name differ, as on machines that do not share them: here a thread's own working
 // directory is its machine.
 TEST(Layouts, RanksThatReadOtherDataAreRefused) {
@@ -92,6 +91,7 @@ TEST(Layouts, RanksThatReadOtherDataAreRefused) {
   EXPECT_FALSE(fs::exists(tiny.path("run")));
 }
 
+// Trap reshard-loses-state: what one layout saved, another goes on with.
 TEST(Layouts, ARunResumesUnderAnotherLayout) {
   TinyRun tiny("reshard");
   TrainOn(tiny, "whole", {1, 1});
@@ -130,7 +130,7 @@ TEST(Layouts, DelayedScalingResumesUnderAnotherLayout) {
   }
 }
 
-// TRAPS export-one-rank: the model of many ranks is that which one rank exports from the same
+// Trap export-one-rank: the model of many ranks is that which one rank exports from the same
 // checkpoint, file by file, with every expert.
 TEST(Layouts, ExportOneRank) {
   TinyRun tiny("export");

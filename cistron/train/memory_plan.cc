@@ -590,6 +590,7 @@ std::string AdviceToFit(const MemoryProblem& problem, std::int64_t bytes) {
   MemoryProblem p = problem;
   std::int64_t needed = 0;
   for (; p.tokens >= row; p.tokens = p.tokens / 2 / row * row) {
+    p.one_micro_batch = problem.one_micro_batch && p.tokens == problem.tokens;
     for (const auto& [recompute, name] : {std::pair{model::Recompute::kNone, "none"},
                                           {model::Recompute::kMoe, "moe"},
                                           {model::Recompute::kLayer, "layer"}}) {
@@ -605,11 +606,22 @@ std::string AdviceToFit(const MemoryProblem& problem, std::int64_t bytes) {
       return fmt::format("{} would need {}", fmt::join(keys, " "), BytesText(needed));
     }
   }
+  std::string states;
+  if (problem.precision == Precision::kBf16 && problem.states == OptimStates::kF32) {
+    p.states = OptimStates::kBF16;
+    p.tokens = std::min(problem.tokens, row);
+    p.one_micro_batch = problem.one_micro_batch && p.tokens == problem.tokens;
+    states = fmt::format(
+        "; with optim.states=bf16, which keeps no fp32 masters and trains other numbers, {}",
+        BytesText(PlanMemory(p).peak_bytes));
+  }
   return fmt::format(
       "even recompute=layer with one row of {} tokens at a time (batch.micro_tokens) would need "
-      "{}; make the model smaller: model.num_hidden_layers, model.num_local_experts, "
-      "model.intermediate_size",
-      row, BytesText(needed));
+      "{}{}; make the model smaller: model.num_hidden_layers, model.num_local_experts, "
+      "model.intermediate_size{}",
+      row, BytesText(needed), states,
+      problem.device == DeviceType::kCuda ? "; or use more GPUs: parallel.ep, parallel.shard=full"
+                                          : "");
 }
 
 Error WithMemoryAdvice(const Error& error, const MemoryProblem& problem) {

@@ -67,8 +67,8 @@ std::string BytesText(std::int64_t bytes);
 std::string LargestTerms(const MemoryPlan& plan, std::size_t count);
 
 // What to change so that the step fits into `bytes`: the first choice of recompute, then smaller
-// micro-batches of whole rows, that does, with what it needs; or that nothing but a smaller model
-// would.
+// micro-batches of whole rows, that does, with what it needs; or that none does, and what else
+// there is: states in bf16, a smaller model, more GPUs.
 std::string AdviceToFit(const MemoryProblem& problem, std::int64_t bytes);
 
 // An error of memory with what weighs most in the step and what to change, judged by the memory

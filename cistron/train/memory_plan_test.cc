@@ -94,7 +94,18 @@ TEST(MemoryPlan, AdviceFitsOrSaysThatNothingDoes) {
   EXPECT_THAT(AdviceToFit(p, PlanMemory(p).peak_bytes - gib),
               HasSubstr("recompute=moe would need"));
   EXPECT_THAT(AdviceToFit(p, 58 * gib), HasSubstr("batch.micro_tokens="));
-  EXPECT_THAT(AdviceToFit(p, 40 * gib), HasSubstr("make the model smaller"));
+  EXPECT_THAT(AdviceToFit(p, 40 * gib),
+              AllOf(HasSubstr("make the model smaller"), HasSubstr("more GPUs: parallel.ep")));
+  // What it says of states in bf16 is the plan of that step: its gradients are fp32, since a row of
+  // eight is one micro-batch of several.
+  MemoryProblem narrow = p;
+  narrow.states = OptimStates::kBF16;
+  narrow.recompute = Recompute::kLayer;
+  narrow.tokens = narrow.length;
+  narrow.one_micro_batch = false;
+  EXPECT_THAT(AdviceToFit(p, 40 * gib),
+              HasSubstr("trains other numbers, " + BytesText(PlanMemory(narrow).peak_bytes) + ";"));
+  EXPECT_THAT(AdviceToFit(narrow, 20 * gib), Not(HasSubstr("optim.states")));
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ TEST_F(ModelSourceTest, CheckpointAndBothHuggingFaceLayoutsHoldTheSame) {
   }
 }
 
-// TRAPS convert-drops-experts: a tensor that the model does not have, or lacks, is an error that
+// Trap convert-drops-experts: a tensor that the model does not have, or lacks, is an error that
 // names it; conversion never skips one.
 TEST_F(ModelSourceTest, ConvertDropsExperts) {
   model::HuggingFaceModel m = Model();
@@ -101,7 +101,7 @@ TEST_F(ModelSourceTest, MastersOfABf16RunAreWhatIsRead) {
     const auto same = check::CompareBitwise(t.name, t.tensor, reader.Read("master/" + t.name));
     EXPECT_TRUE(same) << same.message;
   }
-  // TRAPS masters-from-quantised: a run that starts from them holds the exact values.
+  // Trap masters-from-quantised: a run that starts from them holds the exact values.
   tiny_.Train("next", {"precision=bf16", "optim.lr=0", "init.from=" + newest.string()});
   const auto next = tiny_.Newest("next");
   for (const io::NamedTensor& t : m.tensors) {

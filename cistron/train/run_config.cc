@@ -225,7 +225,8 @@ void ResolveDataPaths(RunConfig& config, const fs::path& preset) {
         path = fs::weakly_canonical(place);
         return std::string();
       }
-      tried += "\n  " + place.lexically_normal().string();
+      const std::string line = "\n  " + place.lexically_normal().string();
+      if (tried.find(line) == std::string::npos) tried += line;  // two places may be one
     }
     path = fs::weakly_canonical(places[0]);
     return tried;

@@ -732,15 +732,21 @@ std::unique_ptr<comm::Communicator> ConnectDevices(comm::Communicator& ranks, De
   if (ranks.transport() == "inproc") {
     throw parallel::SharedError(
         ErrorCode::kUnsupported,
-        fmt::format("device=cuda: ranks on GPUs are processes, not threads of one; start the run "
-                    "with `mpirun -np {} cistron train …`",
-                    ranks.size()));
+        fmt::format(
+            "device=cuda: ranks on GPUs are processes, not threads of one; start the run "
+            "with `cistron launch -n {0} train …` or `mpirun -np {0} cistron train …`, in a "
+            "build with Open MPI",
+            ranks.size()));
   }
+  const auto require = [&](int index) {
+    parallel::FromAll(ranks, [&] {
+      cuda::RequireDevice(index);
+      return std::string();
+    });
+  };
+  require(0);  // without any GPU how many there are for how many ranks is beside the point
   device = comm::nccl::DeviceOfRank(ranks);
-  parallel::FromAll(ranks, [&] {
-    cuda::RequireDevice(device.index);
-    return std::string();
-  });
+  require(device.index);
   return comm::nccl::Connect(ranks, device, {.communicator = {.limit = limit}});
 }
 

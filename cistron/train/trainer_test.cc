@@ -94,13 +94,13 @@ TEST(Resume, EqualsAnUninterruptedRunAtEveryStepBf16) {
 TEST(Resume, EqualsAnUninterruptedRunAtEveryStepMxfp8) {
   ResumeAtEveryStep("mxfp8");
 }
-// TRAPS fp8-resume: scales and amax histories are state: the run would go on from scales of 1
+// Trap fp8-resume: scales and amax histories are state: the run would go on from scales of 1
 // without them.
 TEST(Resume, Fp8ResumeEqualsAnUninterruptedRunAtEveryStep) {
   ResumeAtEveryStep("fp8_delayed");
 }
 
-// TRAPS stream-restarts: the data position is state. Without it the second half would read the
+// Trap stream-restarts: the data position is state. Without it the second half would read the
 // first batches again, whose losses are known.
 TEST(Resume, StreamRestarts) {
   TinyRun tiny("stream");
@@ -261,7 +261,7 @@ TEST(Accumulation, EqualsOneBatchWithSequenceScope) {
   AccumulationEqualsOneBatch({"model.router_aux_loss_coef=1", "aux_scope=sequence"});
 }
 
-// TRAPS aux-loss-absent: whether it is trained is said, and it is logged apart.
+// Trap aux-loss-absent: whether it is trained is said, and it is logged apart.
 TEST(AuxiliaryLoss, AuxLossAbsent) {
   TinyRun tiny("aux");
   tiny.Train("with", {"model.router_aux_loss_coef=1"});
@@ -359,7 +359,7 @@ TEST(RouterOptions, MetricsShowWhatIsTrained) {
   }
 }
 
-// TRAPS nan-logits: the error says which layer's router, and how many tokens.
+// Trap nan-logits: the error says which layer's router, and how many tokens.
 TEST(RouterOptions, NanLogitsAreNamed) {
   TinyRun tiny("router-nan");
   const TrainOutcome first = tiny.Train("first");

@@ -514,7 +514,7 @@ TEST_F(AttentionCudnn, SaysWhyThereIsNoPlan) {
   }
 }
 
-// TRAPS library-heuristic-miss: where cuDNN has no plan our own kernel runs, and says so once.
+// Trap library-heuristic-miss: where cuDNN has no plan our own kernel runs, and says so once.
 TEST_F(AttentionCudnn, LibraryHeuristicMiss) {
   const Truth t = MakeTruth({"no plan", {200, 97}, 7, {6, 2, 32, 0}});
   PackedSequences sequences = PackedFromLengths(t.c.lengths, t.tokens);
@@ -555,7 +555,7 @@ TEST_F(AttentionCudnn, LibraryHeuristicMiss) {
   }
 }
 
-// TRAPS jit-stall: a run's packed micro-batches find their plans made by the first ones.
+// Trap jit-stall: a run's packed micro-batches find their plans made by the first ones.
 TEST_F(AttentionCudnn, JitStall) {
   const AttentionConfig config{8, 2, 64, 0};
   const Context ctx = Context(Gpu()).WithImpl("attention=cudnn");
@@ -585,7 +585,7 @@ TEST_F(AttentionCudnn, JitStall) {
   EXPECT_LE(internal::CudnnPlansMade() - before, static_cast<std::int64_t>(keys.size()));
 }
 
-// TRAPS atomics: by default the same bits again and again.
+// Trap atomics: by default the same bits again and again.
 TEST_F(AttentionCudnn, Atomics) {
   for (const AttentionCase& c : {AttentionCase{"repeat", {300, 1500, 220}, 28, {8, 2, 64, 0}},
                                  AttentionCase{"uniform", {1024, 1024}, 0, {8, 2, 64, 0}}}) {

@@ -279,7 +279,7 @@ TEST(Attention, ThreadsChangeNoBit) {
   }
 }
 
-// TRAPS atomics, second-backward-nan: the same buffers again and again give the same bits.
+// Trap atomics, second-backward-nan: the same buffers again and again give the same bits.
 TEST(Attention, Atomics) {
   const Problem p = MakeProblem({"repeat", {150, 70}, 4, {4, 2, 32, 0}}, DType::kBF16);
   testing::ForEachImplementation(AttentionImpls(), AttentionProblem{p.dtype, p.config, p.tokens},
@@ -304,7 +304,7 @@ TEST(Attention, SecondBackwardNan) {
   }
 }
 
-// TRAPS padded-tail: rows beyond the last sequence hold NaN in every case of the table; here all
+// Trap padded-tail: rows beyond the last sequence hold NaN in every case of the table; here all
 // scratch memory does too, and has guards.
 TEST(Attention, PaddedTail) {
   for (const std::int64_t target : testing::InstructionSets()) {
@@ -320,7 +320,7 @@ TEST(Attention, PaddedTail) {
   }
 }
 
-// TRAPS one-token: a single token sees itself, so o is v and dq, dk are zero.
+// Trap one-token: a single token sees itself, so o is v and dq, dk are zero.
 TEST(Attention, OneToken) {
   for (const std::int64_t target : testing::InstructionSets()) {
     const testing::ScopedInstructionSet scope(target);

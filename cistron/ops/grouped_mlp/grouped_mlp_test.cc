@@ -430,7 +430,7 @@ TEST(GroupedMlpHopper, TheBitsOfOneOpAfterAnother) {
   }
 }
 
-// TRAPS zero-token-expert: its gradients are zeros in Write, left alone in Accumulate.
+// Trap zero-token-expert: its gradients are zeros in Write, left alone in Accumulate.
 TEST(GroupedMlpOp, ZeroTokenExpert) {
   const Case test{"zero tokens", {0, 4, 0}, 8, 6, 8};
   const Exact exact(test, DType::kF32);

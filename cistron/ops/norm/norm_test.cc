@@ -270,7 +270,7 @@ TEST(RmsNorm, ResidualRoundsLikeTheReference) {
   }
 }
 
-// TRAPS atomics: dg sums fixed blocks of rows in order, whatever the number of threads.
+// Trap atomics: dg sums fixed blocks of rows in order, whatever the number of threads.
 TEST(RmsNorm, Atomics) {
   const Shape shape{9001, 20};
   const Tensor h = Normal(shape, DType::kF32, "h"), dy = Normal(shape, DType::kF32, "dy");
@@ -305,7 +305,7 @@ TEST(RmsNorm, AtomicsOnCuda) {
   }
 }
 
-// TRAPS second-backward-nan, with guarded and poisoned scratch memory.
+// Trap second-backward-nan, with guarded and poisoned scratch memory.
 TEST(RmsNorm, SecondBackwardNan) {
   for (const std::int64_t target : testing::InstructionSets()) {
     const testing::ScopedInstructionSet scope(target);
