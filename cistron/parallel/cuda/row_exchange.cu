@@ -17,8 +17,9 @@ using cuda::Check;
 using ops::internal::CheckLaunch;
 using ops::internal::StreamOf;
 
-// Blocks of a push: four times as many as fill the links of an H200 (docs/decisions/0021), since
-// half of the rows stay where they are; few beside 132 multiprocessors.
+// Blocks of a push: four times as many as fill the links of an H200
+// (docs/decisions/0021-rows-without-the-host.md), since half of the rows stay where they are; few
+// beside 132 multiprocessors.
 constexpr unsigned kPushBlocks = 64, kPushBlocksBeside = 16;
 
 bool IsMultiple(std::int64_t bytes, const k::PushArgs& a) {
