@@ -85,6 +85,7 @@ class Store final : public nn::ParameterStore {
   }
   std::uint64_t version() const override { return 1; }
   const nn::ParameterSpec& spec(nn::ParameterId id) const override { return specs_.at(Index(id)); }
+  Shape LocalShape(nn::ParameterId id) const override { return specs_.at(Index(id)).shape; }
   void SetRowParts(nn::ParameterId id, std::int64_t parts) override {
     specs_.at(Index(id)).row_parts = parts;
   }
