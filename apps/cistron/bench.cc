@@ -9,6 +9,7 @@
 #include "cistron/base/threads.h"
 #include "cistron/tensor/kernel_trace.h"
 #include "cistron/train/bench_step.h"
+#include "cistron/train/memory_plan.h"
 
 namespace cistron::app {
 namespace {
@@ -54,16 +55,18 @@ class BenchCommand final : public Command {
       CISTRON_CHECK(device_ == "cuda", "bench: --gaps are a GPU's; give --device cuda with it");
       trace.emplace();
     }
-    const train::BenchResult r = train::BenchTrainStep(
-        MakeContext(device_), shape,
-        {.precision = train::ParsePrecision(precision_),
-         .steps = steps_,
-         .micro_rows = micro_rows_,
-         .recompute = train::ParseRecompute(recompute_),
-         .states = states_ == "bf16" ? train::OptimStates::kBF16 : train::OptimStates::kF32,
-         .cuda_graph = cuda_graph_ == "off" ? train::CudaGraph::kOff : train::CudaGraph::kAuto,
-         .trace = trace ? &*trace : nullptr,
-         .profile = profile_});
+    const train::BenchOptions options{
+        .precision = train::ParsePrecision(precision_),
+        .steps = steps_,
+        .micro_rows = micro_rows_,
+        .recompute = train::ParseRecompute(recompute_),
+        .states = states_ == "bf16" ? train::OptimStates::kBF16 : train::OptimStates::kF32,
+        .cuda_graph = cuda_graph_ == "off" ? train::CudaGraph::kOff : train::CudaGraph::kAuto,
+        .trace = trace ? &*trace : nullptr,
+        .profile = profile_};
+    const ops::Context ctx = MakeContext(device_);
+    train::CheckMemory(train::MemoryProblemOf(shape, options, ctx.device().type));
+    const train::BenchResult r = train::BenchTrainStep(ctx, shape, options);
     if (!r.steps_run.empty()) fmt::print(stderr, "steps: {}\n", r.steps_run);
     if (const cuda::DeviceTime& time = r.device_time; time.kernels > 0) {
       fmt::print(stderr, "launch gaps: {:.2f}% of {:.3f} ms a step, {:.2f} us a kernel\n",

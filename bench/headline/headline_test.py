@@ -12,7 +12,7 @@ import unittest
 
 import table
 from headline import Headline, Shape, layouts_of, parse, work_of
-from pieces import Failure, Piece, Pieces, Skipped
+from pieces import Failure, Piece, Pieces, Skipped, last_line
 from runs import Layout, Run, measured, mpirun, read_run, require_near, require_same, share_of
 
 PROFILE = """mean of steps 9 to 9, op by op; the time between the beginnings of two ops is the first's
@@ -111,6 +111,14 @@ class OfPieces(unittest.TestCase):
 
     def status(self):
         return [piece["status"] for piece in self.pieces.done]
+
+    def test_the_programs_error_is_told_before_mpiruns(self):
+        with tempfile.TemporaryDirectory() as folder:
+            log = pathlib.Path(folder) / "log"
+            log.write_text("$ mpirun\nerror: no data\nMPI_ABORT was invoked with errorcode 2.\n", encoding="utf-8")
+            self.assertEqual(last_line(log), "error: no data")
+            log.write_text("first\nRuntimeError: broken\nlast\n", encoding="utf-8")
+            self.assertEqual(last_line(log), "RuntimeError: broken")
 
     def test_a_piece_that_fails_is_named_and_the_rest_goes_on(self):
         def fails(piece):

@@ -84,11 +84,12 @@ def short(words, length=60):
 
 
 def last_line(log):
-    """The line of a log that tells most: the last one that names an error, else the last one."""
+    """The line of a log that tells most: the program's error, else the last one that names one, else the last one."""
     lines = [line.strip() for line in pathlib.Path(log).read_text(encoding="utf-8", errors="replace").splitlines()]
     lines = [line for line in lines if line and not line.startswith("$ ")]
+    own = [line for line in lines if line.startswith("error:")]  # mpirun ends with "errorcode" in a line of its own
     errors = [line for line in lines if "rror" in line]
-    return (errors or lines or ["no output"])[-1][:200]
+    return (own or errors or lines or ["no output"])[-1][:200]
 
 
 class Pieces:

@@ -245,7 +245,7 @@ int Main(int argc, char** argv) {
   return comm::mpi::RunRank([&](comm::Communicator& control) {
     g_device = comm::nccl::DeviceOfRank(control);
     comm::nccl::ConnectOptions options;
-    options.communicator.limit = std::chrono::seconds(argc > 1 ? 5 : 600);
+    options.communicator.limit = std::chrono::seconds(argc > 1 ? 20 : 600);
     const auto world = comm::nccl::Connect(control, g_device, options);
     g_world = world.get();
     const std::string why = comm::nccl::WhyNoPeers(*world, g_device);

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 
+#include "cistron/base/log.h"
 #include "cistron/base/threads.h"
 #include "cistron/ops/attention/attention_cudnn_shape.h"
 #include "cistron/ops/cross_entropy/cross_entropy_impls.h"
@@ -661,9 +662,24 @@ std::int64_t MemoryOf(DeviceType device) {
   return bytes;
 }
 
+std::string CpuMemoryWarning(const MemoryProblem& problem, std::int64_t bytes) {
+  const MemoryPlan plan = PlanMemory(problem);
+  if (plan.peak_bytes <= bytes) return {};
+  return fmt::format(
+      "memory: this machine has {}, and the step needs {} by its plan, most of it {}; where there "
+      "is "
+      "no swap, the system kills the run without a word. {}",
+      BytesText(bytes), BytesText(plan.peak_bytes), LargestTerms(plan, 3),
+      AdviceToFit(problem, bytes));
+}
+
 void CheckMemory(const MemoryProblem& problem) {
-  if (problem.device != DeviceType::kCuda) return;
   const std::int64_t memory = MemoryOf(problem.device);
+  if (problem.device != DeviceType::kCuda) {
+    const std::string warning = CpuMemoryWarning(problem, memory);
+    if (!warning.empty()) LogWarning("{}", warning);
+    return;
+  }
   if (memory == 0 || PlanMemory(problem).peak_bytes <= memory) return;
   throw WithMemoryAdvice(
       Error(ErrorCode::kOutOfMemory,

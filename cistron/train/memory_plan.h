@@ -76,8 +76,10 @@ std::string AdviceToFit(const MemoryProblem& problem, std::int64_t bytes);
 Error WithMemoryAdvice(const Error& error, const MemoryProblem& problem);
 
 // Throws kOutOfMemory, with what to change, where a GPU's memory is less than the plan's peak. A
-// CPU may have swap, and is asked for memory as the step needs it.
+// CPU may have swap: there it warns with CpuMemoryWarning.
 void CheckMemory(const MemoryProblem& problem);
+// What to change, where a machine with `bytes` of memory has less than the plan's peak; else empty.
+std::string CpuMemoryWarning(const MemoryProblem& problem, std::int64_t bytes);
 
 // Of the machine's device 0, or of the machine under its cgroup's limit; 0: not known.
 std::int64_t MemoryOf(DeviceType device);

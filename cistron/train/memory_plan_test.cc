@@ -13,6 +13,7 @@ namespace cistron::train {
 namespace {
 
 using model::Recompute;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Planned by measured, two steps on the CPU.
@@ -84,6 +85,16 @@ TEST(MemoryPlan, KindsOfAGpuStep) {
   EXPECT_THAT(LargestTerms(plan, 2), HasSubstr("moments of experts 21.0 GiB, "));
   p.recompute = Recompute::kLayer;
   EXPECT_LT(PlanMemory(p).peak_bytes, plan.peak_bytes);
+}
+
+TEST(MemoryPlan, ACpuWithTooLittleIsWarned) {
+  const MemoryProblem problem =
+      MemoryProblemOf(NamedBenchShape("small"), BenchOptions{}, DeviceType::kCpu);
+  const std::int64_t peak = PlanMemory(problem).peak_bytes;
+  EXPECT_EQ(CpuMemoryWarning(problem, peak), "");
+  EXPECT_THAT(CpuMemoryWarning(problem, peak - 1),
+              AllOf(HasSubstr("the step needs " + BytesText(peak)), HasSubstr("kills the run"),
+                    HasSubstr("recompute")));
 }
 
 TEST(MemoryPlan, AdviceFitsOrSaysThatNothingDoes) {
