@@ -177,7 +177,8 @@ std::vector<BenchResult> Measure(const ops::Context& given, BenchShape shape,
       {.adamw = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01},
        .max_grad_norm = 1.0,
        .decay_embeddings = true,
-       .decay_all = true});
+       .decay_all = true},
+      m.statistics.get());
   quant::ScalingStates scaling;
   const quant::Autocast autocast(MakeRecipe(options.precision, {}), {.states = &scaling});
   std::vector<BenchResult> results;

@@ -6,7 +6,10 @@
 #include <cmath>
 #include <set>
 
+#include "cistron/comm/inproc.h"
 #include "cistron/io/file.h"
+#include "cistron/parallel/mesh.h"
+#include "cistron/train/bench_step.h"
 #include "cistron/train/tiny_run.h"
 
 namespace cistron::train {
@@ -127,6 +130,31 @@ TEST(MeasuredRun, ExchangesAreOpsOfTheProfile) {
               ::testing::ContainsRegex("all_to_all +inproc +[0-9]"));
   EXPECT_THAT(profile("dp", {"parallel.dp=2"}),
               AllOf(HasSubstr("gemm"), Not(HasSubstr("all_to_all"))));
+}
+
+// Steps that are measured are steps of training: the norm of all ranks' gradients clips them.
+TEST(MeasuredRun, ABenchOfRanksTrainsWhatOneTrains) {
+  BenchShape shape = NamedBenchShape("dna_128");
+  shape.model.hidden_size = 64;
+  shape.model.intermediate_size = 32;
+  shape.model.num_hidden_layers = 2;
+  shape.sequence = 64;
+  shape.batch = 4;
+  const BenchOptions options{.steps = 3, .warmup = 2};
+  const double one = BenchTrainStep(ops::Context(), shape, options).loss;
+  // An element of a gradient is a sum over the tokens of the batch.
+  const double bound = 256 * 0x1p-24 * one;
+  double two = 0;
+  comm::RunRanks(2, [&](comm::Communicator& ranks) {
+    const parallel::Mesh mesh(ranks, 1, 2, shape.model.num_local_experts);
+    BenchShape half = shape;
+    half.batch /= 2;
+    BenchOptions on_mesh = options;
+    on_mesh.mesh = &mesh;
+    const double loss = BenchTrainStep(ops::Context(), half, on_mesh).loss;
+    if (ranks.rank() == 0) two = loss;
+  });
+  EXPECT_NEAR(two, one, bound);
 }
 
 }  // namespace
