@@ -135,12 +135,10 @@ TEST(MeasuredRun, ExchangesAreOpsOfTheProfile) {
 // Steps that are measured are steps of training: the norm of all ranks' gradients clips them.
 TEST(MeasuredRun, ABenchOfRanksTrainsWhatOneTrains) {
   BenchShape shape = NamedBenchShape("dna_128");
-  shape.model.hidden_size = 64;
-  shape.model.intermediate_size = 32;
   shape.model.num_hidden_layers = 2;
   shape.sequence = 64;
   shape.batch = 4;
-  const BenchOptions options{.steps = 3, .warmup = 2};
+  const BenchOptions options{.steps = 5, .warmup = 2};
   const double one = BenchTrainStep(ops::Context(), shape, options).loss;
   // An element of a gradient is a sum over the tokens of the batch.
   const double bound = 256 * 0x1p-24 * one;
