@@ -186,12 +186,12 @@ Tensor ExpertParallelDispatcher::CombineBackward(const ops::Context& ctx, const 
 }
 
 nn::TokenDispatcher::Rest ExpertParallelDispatcher::BeginDispatchBackward(
-    const ops::Context& ctx, std::shared_ptr<const State> state, const Tensor& drows,
+    const ops::Context& ctx, const std::shared_ptr<const State>& state, const Tensor& drows,
     const Tensor& drow_probs) {
   if (PeerDispatcher::Made(*state)) {
-    return peers_->BeginDispatchBackward(ctx, std::move(state), drows, drow_probs);
+    return peers_->BeginDispatchBackward(ctx, state, drows, drow_probs);
   }
-  return TokenDispatcher::BeginDispatchBackward(ctx, std::move(state), drows, drow_probs);
+  return TokenDispatcher::BeginDispatchBackward(ctx, state, drows, drow_probs);
 }
 
 void ExpertParallelDispatcher::DispatchBackward(const ops::Context& ctx, const State& state,

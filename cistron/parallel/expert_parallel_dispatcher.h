@@ -41,7 +41,7 @@ class ExpertParallelDispatcher final : public nn::TokenDispatcher {
                         const Tensor& drow_probs, const ops::Output& dx,
                         const ops::Output& dprobs) override;
 
-  Rest BeginDispatchBackward(const ops::Context& ctx, std::shared_ptr<const State> state,
+  Rest BeginDispatchBackward(const ops::Context& ctx, const std::shared_ptr<const State>& state,
                              const Tensor& drows, const Tensor& drow_probs) override;
   bool SendsBeside(const State& state) const override { return PeerDispatcher::Made(state); }
 

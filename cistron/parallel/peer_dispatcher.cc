@@ -78,10 +78,9 @@ void PeerDispatcher::DispatchBackward(const ops::Context& ctx, const State& stat
   BeginDispatchBackward(ctx, lent, drows, drow_probs)(dx, dprobs);
 }
 
-nn::TokenDispatcher::Rest PeerDispatcher::BeginDispatchBackward(const ops::Context& ctx,
-                                                                std::shared_ptr<const State> state,
-                                                                const Tensor& drows,
-                                                                const Tensor& drow_probs) {
+nn::TokenDispatcher::Rest PeerDispatcher::BeginDispatchBackward(
+    const ops::Context& ctx, const std::shared_ptr<const State>& state, const Tensor& drows,
+    const Tensor& drow_probs) {
   const auto& e = static_cast<const Exchanged&>(*state);
   const std::int64_t slots = e.map.slot_of_row.numel();
   const Tensor returned = exchange_->Empty({slots, drows.dim(1)}, drows.dtype());

@@ -29,7 +29,7 @@ class PeerDispatcher final : public nn::TokenDispatcher {
                         const Tensor& drow_probs, const ops::Output& dx,
                         const ops::Output& dprobs) override;
   // Sends rows back beside what is queued next.
-  Rest BeginDispatchBackward(const ops::Context& ctx, std::shared_ptr<const State> state,
+  Rest BeginDispatchBackward(const ops::Context& ctx, const std::shared_ptr<const State>& state,
                              const Tensor& drows, const Tensor& drow_probs) override;
   bool SendsBeside(const State&) const override { return true; }
   // Whether a dispatch of this one made the state.

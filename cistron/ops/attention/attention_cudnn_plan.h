@@ -23,6 +23,7 @@ struct CudnnPlanKey {
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0, window = 0;
   std::array<std::int64_t, kCudnnOperands> row_strides{};
 
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy takes the comparison's 0 for a pointer
   auto operator<=>(const CudnnPlanKey&) const = default;
 };
 
