@@ -45,8 +45,9 @@ class TokenDispatcher {
   // dispatcher: BeginDispatchBackward may send rows on their way beside that work, the function
   // that it returns is the rest. It keeps its tensors.
   using Rest = std::function<void(const ops::Output& dx, const ops::Output& dprobs)>;
-  virtual Rest BeginDispatchBackward(const ops::Context& ctx, const std::shared_ptr<const State>& state,
-                                     const Tensor& drows, const Tensor& drow_probs) {
+  virtual Rest BeginDispatchBackward(const ops::Context& ctx,
+                                     const std::shared_ptr<const State>& state, const Tensor& drows,
+                                     const Tensor& drow_probs) {
     return [=, this](const ops::Output& dx, const ops::Output& dprobs) {
       DispatchBackward(ctx, *state, drows, drow_probs, dx, dprobs);
     };

@@ -75,6 +75,7 @@ struct ExchangePlan {
 inline std::int64_t BufferRows(double factor, std::int64_t tokens, std::int64_t top_k,
                                std::int64_t ranks, std::int64_t least) {
   const std::int64_t even = tokens * top_k, all = even * ranks;
+  if (factor >= static_cast<double>(ranks)) return all < 1 ? 1 : all;  // before it overflows
   auto rows = static_cast<std::int64_t>(factor * static_cast<double>(even));
   if (static_cast<double>(rows) < factor * static_cast<double>(even)) ++rows;
   if (rows < least) rows = least;

@@ -81,6 +81,7 @@ TEST(BufferRows, AreAFactorOfAnEvenShareAndNoMoreThanThereAre) {
   EXPECT_EQ(BufferRows(1.5, 8192, 2, 2, 0), 24576);
   EXPECT_EQ(BufferRows(1.5, 3, 1, 4, 0), 5);       // rounded up
   EXPECT_EQ(BufferRows(4, 8192, 2, 2, 0), 32768);  // all rows of both ranks
+  EXPECT_EQ(BufferRows(1e18, 8192, 2, 2, 0), 32768);
   EXPECT_EQ(BufferRows(1.0, 8192, 2, 2, 20000), 20000);
   EXPECT_EQ(BufferRows(1.0, 8192, 2, 2, 1 << 20), 32768);
   EXPECT_EQ(BufferRows(1.5, 0, 2, 2, 0), 1);  // never an empty buffer

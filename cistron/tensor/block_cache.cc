@@ -53,6 +53,7 @@ BlockCache::Block* BlockCache::TakeSegment(std::size_t size, bool small) {
   auto block = std::make_unique<Block>();
   block->data = static_cast<char*>(data);
   block->size = taken;
+  block->segment = segments_++;
   block->small = small;
   block->free = true;
   Block* raw = block.get();
@@ -67,6 +68,7 @@ void BlockCache::Cut(Block* block, std::size_t size) {
   auto tail = std::make_unique<Block>();
   tail->data = block->data + size;
   tail->size = rest;
+  tail->segment = block->segment;
   tail->small = block->small;
   tail->free = true;
   tail->before = block;

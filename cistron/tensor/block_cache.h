@@ -2,7 +2,9 @@
 //
 // A block is the smallest free one that is large enough, the rest of it stays free; freed
 // neighbours become one block again. Small requests have segments of their own, so that they do not
-// cut up what large ones need. Knows nothing of devices and reads none of the memory it hands out.
+// cut up what large ones need. Which block a request gets depends on the calls alone, never on the
+// addresses of segments: ranks that make the same calls get the same places. Knows nothing of
+// devices and reads none of the memory it hands out.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 
 namespace cistron {
@@ -42,12 +45,13 @@ class BlockCache {
   struct Block {
     char* data = nullptr;
     std::size_t size = 0;
+    std::int64_t segment = 0;  // segments are counted as they are taken
     bool small = false, free = false;
     Block *before = nullptr, *after = nullptr;  // neighbours in the segment
   };
   struct BySize {
     bool operator()(const Block* a, const Block* b) const {
-      return a->size != b->size ? a->size < b->size : a->data < b->data;
+      return std::tie(a->size, a->segment, a->data) < std::tie(b->size, b->segment, b->data);
     }
   };
   using FreeBlocks = std::set<Block*, BySize>;
@@ -61,7 +65,7 @@ class BlockCache {
   Source source_;
   FreeBlocks free_[2];  // large, small
   std::unordered_map<void*, std::unique_ptr<Block>> blocks_;
-  std::int64_t segment_bytes_ = 0, used_bytes_ = 0, takes_ = 0;
+  std::int64_t segment_bytes_ = 0, used_bytes_ = 0, takes_ = 0, segments_ = 0;
 };
 
 }  // namespace cistron

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -78,6 +80,37 @@ TEST_F(BlockCacheTest, TheSmallestFreeBlockIsTaken) {
   cache.Free(b);
   EXPECT_EQ(cache.Allocate(29 * kMiB + kMiB / 2), b);
   cache.Free(b);
+}
+
+// Ranks keep rows for each other at places that they do not tell one another.
+TEST_F(BlockCacheTest, PlacesDoNotDependOnAddresses) {
+  std::vector<std::vector<std::size_t>> places;
+  for (const bool ascending : {true, false}) {
+    std::vector<char*> taken;
+    BlockCache cache({[&](std::size_t) -> void* {
+                        const std::size_t n = taken.size();
+                        // Nobody reads them, so any address will do. Far apart: blocks are cut.
+                        const std::uintptr_t at = (ascending ? n + 1 : 8 - n) << 32;
+                        taken.push_back(
+                            reinterpret_cast<char*>(at));  // NOLINT(performance-no-int-to-ptr)
+                        return taken.back();
+                      },
+                      [](void*) {}});
+    std::vector<void*> blocks;
+    blocks.reserve(4);
+    for (int i = 0; i < 4; ++i) blocks.push_back(cache.Allocate(40 * kMiB));
+    for (void* block : blocks) cache.Free(block);
+    blocks.clear();
+    places.emplace_back();
+    for (int i = 0; i < 4; ++i) {
+      blocks.push_back(cache.Allocate(40 * kMiB));
+      places.back().push_back(static_cast<std::size_t>(
+          std::find(taken.begin(), taken.end(), blocks.back()) - taken.begin()));
+    }
+    for (void* block : blocks) cache.Free(block);
+  }
+  EXPECT_EQ(places[0], (std::vector<std::size_t>{0, 1, 2, 3}));
+  EXPECT_EQ(places[1], places[0]);
 }
 
 TEST_F(BlockCacheTest, FreeSegmentsAreGivenBackBeforeARefusal) {

@@ -552,7 +552,8 @@ MemoryProblem MemoryProblemOf(const RunConfig& c) {
           .sharding = c.parallel.shard,
           .ep_rows = c.parallel.ep_rows,
           .row_capacity = c.device == DeviceChoice::kCuda && !c.parallel.ep_by_host
-                              ? c.parallel.ep_buffer_factor
+                              ? std::min(c.parallel.ep_buffer_factor,
+                                         static_cast<double>(c.parallel.ep))  // all rows
                               : 1.0};
 }
 

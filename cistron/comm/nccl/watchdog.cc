@@ -77,10 +77,13 @@ bool Watchdog::AskAbout(Subject& subject, std::unique_lock<std::mutex>& lock) {
   asking_ = false;
   changed_.notify_all();
   if (status == cudaSuccess) {
-    subject.last_finished_ = std::move(subject.operations_.front().text);
+    Operation done = std::move(subject.operations_.front());
     subject.operations_.pop_front();
-    // Freeing an event waits for a thread that waits for the device within the driver.
+    subject.last_finished_ = std::move(done.text);
+    // Freeing an event, or memory that `why` reads, waits for a thread that waits for the device
+    // within the driver.
     lock.unlock();
+    done = {};
     ended.reset();
     lock.lock();
     return true;
