@@ -90,6 +90,19 @@ function(cistron_test name)
   endif()
 endfunction()
 
+# cistron_ranks(TEST PROGRAM SOURCES … DEPS …): a program that TEST starts on several ranks. TEST knows mpirun as
+# CISTRON_MPIRUN and the program by its name in capitals: CISTRON_NCCL_RANK_TEST for nccl_rank_test.
+function(cistron_ranks test program)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${program} ${ARG_SOURCES})
+  target_link_libraries(${program} PRIVATE ${ARG_DEPS} cistron_flags GTest::gtest)
+  set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_dependencies(${test} ${program})
+  string(TOUPPER ${program} name)
+  target_compile_definitions(${test} PRIVATE CISTRON_MPIRUN="${MPIEXEC_EXECUTABLE}"
+                                             CISTRON_${name}="$<TARGET_FILE:${program}>")
+endfunction()
+
 # cistron_fuzzer(NAME SOURCE DEPS…): a libFuzzer program, built only with CISTRON_BUILD_FUZZERS.
 function(cistron_fuzzer name source)
   if(NOT CISTRON_BUILD_FUZZERS)

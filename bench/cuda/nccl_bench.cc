@@ -7,13 +7,13 @@
 // around as many operations as take some time, the slowest rank's, median of the repeats.
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "bench/cuda/slowest_rank.h"
 #include "cistron/comm/mpi/mpi.h"
 #include "cistron/comm/nccl/nccl.h"
 #include "cistron/tensor/cuda_backend.h"
@@ -21,29 +21,15 @@
 namespace cistron {
 namespace {
 
-constexpr std::int64_t kRepeats = 7, kTogether = 10;
-
 void Bench(comm::Communicator& comm, Device device, const std::string& op, std::int64_t whole,
            double share, const std::function<void()>& function) {
-  const Tensor times = Tensor::Empty({kRepeats}, DType::kF64);
-  for (std::int64_t i = -1; i < kRepeats; ++i) {  // the first connects, and warms up
-    comm.Barrier();
-    cuda::Event begin(device), end(device);
-    begin.Record();
-    for (std::int64_t k = 0; k < kTogether; ++k) function();
-    end.Record();
-    const double ms = end.MillisecondsSince(begin);
-    if (i >= 0) times.data<double>()[i] = ms / static_cast<double>(kTogether);
-  }
-  comm.AllReduce(times, comm::ReduceOp::kMax);
+  const double ms = bench::SlowestRankMs(comm, device, function);
   if (comm.rank() != 0) return;
-  const auto t = times.span<double>();
-  std::nth_element(t.begin(), t.begin() + kRepeats / 2, t.end());
   fmt::print(
       "{{\"op\": \"{}\", \"transport\": \"{}\", \"ranks\": {}, \"mib\": {}, \"ms\": {:.4f}, "
       "\"bus_gb_per_s\": {:.1f}}}\n",
-      op, comm.transport(), comm.size(), whole >> 20, t[kRepeats / 2],
-      share * static_cast<double>(whole) * 1e-6 / t[kRepeats / 2]);
+      op, comm.transport(), comm.size(), whole >> 20, ms,
+      share * static_cast<double>(whole) * 1e-6 / ms);
   std::fflush(stdout);
 }
 

@@ -7,12 +7,12 @@
 // as take some time, flags included, the slowest rank's, median of the repeats.
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <functional>
 #include <vector>
 
+#include "bench/cuda/slowest_rank.h"
 #include "cistron/comm/mpi/mpi.h"
 #include "cistron/comm/nccl/nccl.h"
 #include "cistron/parallel/peer_dispatcher.h"
@@ -21,28 +21,15 @@
 namespace cistron {
 namespace {
 
-constexpr std::int64_t kRepeats = 7, kTogether = 10, kExperts = 8, kTopK = 2, kWidth = 4096;
+constexpr std::int64_t kExperts = 8, kTopK = 2, kWidth = 4096;
 
 void Bench(comm::Communicator& comm, Device device, const char* what, std::int64_t bytes,
            const std::function<void()>& function) {
-  const Tensor times = Tensor::Empty({kRepeats}, DType::kF64);
-  for (std::int64_t i = -1; i < kRepeats; ++i) {  // the first connects, and warms up
-    comm.Barrier();
-    cuda::Event begin(device), end(device);
-    begin.Record();
-    for (std::int64_t k = 0; k < kTogether; ++k) function();
-    end.Record();
-    const double ms = end.MillisecondsSince(begin);
-    if (i >= 0) times.data<double>()[i] = ms / static_cast<double>(kTogether);
-  }
-  comm.AllReduce(times, comm::ReduceOp::kMax);
+  const double ms = bench::SlowestRankMs(comm, device, function);
   if (comm.rank() != 0) return;
-  const auto t = times.span<double>();
-  std::nth_element(t.begin(), t.begin() + kRepeats / 2, t.end());
   const double share = static_cast<double>(comm.size() - 1) / comm.size();
   fmt::print("{{\"exchange\": \"{}\", \"mib\": {}, \"ms\": {:.4f}, \"bus_gb_per_s\": {:.1f}}}\n",
-             what, bytes >> 20, t[kRepeats / 2],
-             share * static_cast<double>(bytes) * 1e-6 / t[kRepeats / 2]);
+             what, bytes >> 20, ms, share * static_cast<double>(bytes) * 1e-6 / ms);
   std::fflush(stdout);
 }
 

@@ -93,7 +93,9 @@ TEST(MeasuredRun, ForcedBalanceIsEvenAndTheSameOnEveryLayout) {
   for (std::size_t i = 0; i < one.size(); ++i) {
     for (std::size_t l = 0; l < one[i].expert_load.size(); ++l) {
       EXPECT_NE(one[i].expert_load[l], own[i].expert_load[l]) << "step " << i + 1;
-      if (l > 0) EXPECT_NE(one[i].expert_load[l], one[i].expert_load[0]) << "layers draw alike";
+      if (l > 0) {
+        EXPECT_NE(one[i].expert_load[l], one[i].expert_load[0]) << "layers draw alike";
+      }
       for (const double share : one[i].expert_load[l]) {
         worst = std::max(worst, std::abs(share - 1 / experts));
       }
@@ -101,7 +103,9 @@ TEST(MeasuredRun, ForcedBalanceIsEvenAndTheSameOnEveryLayout) {
         worst_own = std::max(worst_own, std::abs(share - 1 / experts));
       }
     }
-    if (i > 0) EXPECT_NE(one[i].expert_load, one[0].expert_load) << "steps draw alike";
+    if (i > 0) {
+      EXPECT_NE(one[i].expert_load, one[0].expert_load) << "steps draw alike";
+    }
   }
   EXPECT_LE(worst, five_sigma);
   EXPECT_GT(worst_own, five_sigma) << "the bound tells nothing";
