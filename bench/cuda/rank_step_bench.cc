@@ -71,7 +71,7 @@ int Run(const std::string& model, const Keys& keys, comm::Communicator& control)
        .states = keys.at("states") == "bf16" ? train::OptimStates::kBF16 : train::OptimStates::kF32,
        .profile = integer("profile") != 0,
        .lr = std::stod(keys.at("lr")),
-       .expert_exchange = {.by_host = keys.at("sync") == "host",
+       .expert_exchange = {.why_by_host = keys.at("sync") == "host" ? "sync=host" : "",
                            .buffer_factor = std::stod(keys.at("factor"))},
        .mesh = &mesh,
        .sharded = keys.at("shard") == "full"},

@@ -70,23 +70,22 @@ struct ExchangePlan {
 };
 
 // Rows of a receive buffer for a rank that computes `tokens` tokens with `top_k` rows each at once:
-// `factor` times the rows of an even share, no more than there can be, and no fewer than `least`,
-// what an earlier overflow has shown.
+// `factor` times the rows of an even share, and no more than there can be.
 inline std::int64_t BufferRows(double factor, std::int64_t tokens, std::int64_t top_k,
-                               std::int64_t ranks, std::int64_t least) {
+                               std::int64_t ranks) {
   const std::int64_t even = tokens * top_k, all = even * ranks;
   if (factor >= static_cast<double>(ranks)) return all < 1 ? 1 : all;  // before it overflows
   auto rows = static_cast<std::int64_t>(factor * static_cast<double>(even));
   if (static_cast<double>(rows) < factor * static_cast<double>(even)) ++rows;
-  if (rows < least) rows = least;
   if (rows > all) rows = all;
   return rows < 1 ? 1 : rows;
 }
 
-// What a buffer that was too small for `needed` rows becomes: an eighth more than was needed, since
-// routing that has moved so far moves on.
-inline std::int64_t GrownRows(std::int64_t needed) {
-  return needed + (needed + 7) / 8;
+// The factor of buffers after those of an even share of `even` rows were too small for `needed`: an
+// eighth more than was needed, since routing that has moved so far moves on. A factor, not a number
+// of rows: it is kept in checkpoints, and another layout has other shares.
+inline double GrownFactor(std::int64_t needed, std::int64_t even) {
+  return static_cast<double>(needed + (needed + 7) / 8) / static_cast<double>(even < 1 ? 1 : even);
 }
 
 }  // namespace cistron::parallel

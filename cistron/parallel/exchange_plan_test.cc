@@ -78,20 +78,18 @@ TEST(ExchangePlan, PutsEveryRowWhereSortingPutsIt) {
 }
 
 TEST(BufferRows, AreAFactorOfAnEvenShareAndNoMoreThanThereAre) {
-  EXPECT_EQ(BufferRows(1.5, 8192, 2, 2, 0), 24576);
-  EXPECT_EQ(BufferRows(1.5, 3, 1, 4, 0), 5);       // rounded up
-  EXPECT_EQ(BufferRows(4, 8192, 2, 2, 0), 32768);  // all rows of both ranks
-  EXPECT_EQ(BufferRows(1e18, 8192, 2, 2, 0), 32768);
-  EXPECT_EQ(BufferRows(1.0, 8192, 2, 2, 20000), 20000);
-  EXPECT_EQ(BufferRows(1.0, 8192, 2, 2, 1 << 20), 32768);
-  EXPECT_EQ(BufferRows(1.5, 0, 2, 2, 0), 1);  // never an empty buffer
+  EXPECT_EQ(BufferRows(1.5, 8192, 2, 2), 24576);
+  EXPECT_EQ(BufferRows(1.5, 3, 1, 4), 5);       // rounded up
+  EXPECT_EQ(BufferRows(4, 8192, 2, 2), 32768);  // all rows of both ranks
+  EXPECT_EQ(BufferRows(1e18, 8192, 2, 2), 32768);
+  EXPECT_EQ(BufferRows(1.5, 0, 2, 2), 1);  // never an empty buffer
 }
 
 // A step that overflows is made again with buffers in which it fits, and one that has all rows of
 // all ranks cannot overflow: growing ends.
 TEST(BufferRows, GrowUntilTheStepFits) {
   for (const std::int64_t needed : {1, 5, 8, 4097, 16384}) {
-    const std::int64_t rows = BufferRows(0.01, 2048, 4, 2, GrownRows(needed));
+    const std::int64_t rows = BufferRows(GrownFactor(needed, 2048 * 4), 2048, 4, 2);
     EXPECT_GE(rows, needed);
     EXPECT_LE(rows, 2048 * 4 * 2);
   }

@@ -1,5 +1,6 @@
 #include "cistron/parallel/expert_parallel_dispatcher.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -64,13 +65,23 @@ ops::RowMap SortByExpert(const ops::Context& ctx, std::span<const std::int64_t> 
 ExpertParallelDispatcher::ExpertParallelDispatcher(const Mesh& mesh, const ops::Context& ctx,
                                                    std::int64_t num_experts, bool quantized_rows,
                                                    const ExpertExchange& exchange)
-    : mesh_(mesh), num_experts_(num_experts), quantized_rows_(quantized_rows) {
+    : mesh_(mesh),
+      num_experts_(num_experts),
+      quantized_rows_(quantized_rows),
+      buffer_factor_(exchange.buffer_factor) {
   if (ctx.device().type == DeviceType::kCpu) return;
-  why_by_host_ = exchange.by_host ? "parallel.ep_sync=host"
-                                  : comm::nccl::WhyNoPeers(mesh.expert_group(), ctx.device());
+  why_by_host_ = exchange.why_by_host;
+  if (why_by_host_.empty()) {
+    why_by_host_ = comm::nccl::WhyNoPeers(mesh.expert_group(), ctx.device());
+  }
   if (!why_by_host_.empty()) return;
   peers_ = std::make_unique<PeerDispatcher>(mesh, ctx, num_experts, exchange.buffer_factor,
                                             exchange.limit_s);
+}
+
+void ExpertParallelDispatcher::RaiseBufferFactor(double factor) {
+  buffer_factor_ = std::max(buffer_factor_, factor);
+  if (peers_) peers_->RaiseFactor(factor);
 }
 
 // Rows as they are received: by sender, then expert.

@@ -21,7 +21,9 @@
 namespace cistron::parallel {
 
 struct ExpertExchange {
-  bool by_host = true;         // parallel.ep_sync
+  // Why the hosts count the rows, for people; empty: they do only where GPUs do not reach each
+  // other's memory. Steps in 8 bits need it, since they cannot be made again.
+  std::string why_by_host = "parallel.ep_sync=host";
   double buffer_factor = 1.5;  // parallel.ep_buffer_factor
   double limit_s = 600;        // parallel.timeout
 };
@@ -49,6 +51,9 @@ class ExpertParallelDispatcher final : public nn::TokenDispatcher {
   // CPU.
   PeerDispatcher* peers() const { return peers_.get(); }
   const std::string& why_by_host() const { return why_by_host_; }
+  // PeerDispatcher's, kept where there is none too: a checkpoint takes it from layout to layout.
+  double buffer_factor() const { return peers_ ? peers_->factor() : buffer_factor_; }
+  void RaiseBufferFactor(double factor);
   // While it lives, dispatches are those of peers(), where there are any: of a step whose status is
   // looked at. Everything else, evaluations for one, takes exact counts.
   class Step {
@@ -79,6 +84,7 @@ class ExpertParallelDispatcher final : public nn::TokenDispatcher {
   bool quantized_rows_;
   std::unique_ptr<PeerDispatcher> peers_;
   std::string why_by_host_;
+  double buffer_factor_;
   bool in_step_ = false;
 };
 

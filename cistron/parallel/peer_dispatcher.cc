@@ -1,6 +1,5 @@
 #include "cistron/parallel/peer_dispatcher.h"
 
-#include <algorithm>
 #include <array>
 
 #include "cistron/parallel/exchange_plan.h"
@@ -19,8 +18,8 @@ PeerDispatcher::PeerDispatcher(const Mesh& mesh, const ops::Context& ctx, std::i
     : mesh_(mesh),
       ctx_(ctx),
       num_experts_(num_experts),
-      factor_(factor),
       limit_s_(limit_s),
+      factor_(factor),
       exchange_(std::make_unique<RowExchange>(mesh.expert_group(), ctx, num_experts, limit_s)) {}
 
 bool PeerDispatcher::Made(const State& state) {
@@ -28,10 +27,10 @@ bool PeerDispatcher::Made(const State& state) {
 }
 
 std::int64_t PeerDispatcher::Grow(std::int64_t needed) {
-  least_rows_ = std::max(least_rows_, GrownRows(needed));
+  RaiseFactor(GrownFactor(needed, tokens_ * top_k_));
   exchange_.reset();  // before the new one: both might not fit
   exchange_ = std::make_unique<RowExchange>(mesh_.expert_group(), ctx_, num_experts_, limit_s_);
-  return least_rows_;
+  return BufferRows(factor_, tokens_, top_k_, mesh_.ep());
 }
 
 nn::TokenDispatcher::Dispatched PeerDispatcher::Dispatch(
@@ -41,7 +40,9 @@ nn::TokenDispatcher::Dispatched PeerDispatcher::Dispatch(
   e->map = ops::BuildRowMap(ctx, experts, num_experts_);
   e->plan = exchange_->NewPlan(ctx);
   e->tokens = x.dim(0);
-  e->capacity = BufferRows(factor_, e->tokens, e->map.top_k, mesh_.ep(), least_rows_);
+  e->capacity = BufferRows(factor_, e->tokens, e->map.top_k, mesh_.ep());
+  tokens_ = e->tokens;
+  top_k_ = e->map.top_k;
   Dispatched d;
   d.rows.data = exchange_->Empty({e->capacity, x.dim(1)}, x.dtype());
   d.rows.split_sizes = e->plan.split_sizes;

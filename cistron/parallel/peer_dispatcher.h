@@ -7,6 +7,11 @@
 // makes it again.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+
 #include "cistron/nn/token_dispatcher.h"
 #include "cistron/parallel/mesh.h"
 #include "cistron/parallel/row_exchange.h"
@@ -38,11 +43,15 @@ class PeerDispatcher final : public nn::TokenDispatcher {
   // RowExchange's.
   Tensor status() const { return exchange_->status(); }
   Tensor needed() const { return exchange_->needed(); }
+  std::string WaitsFor() const { return exchange_->WaitsFor(); }
   void Reset() { exchange_->Reset(); }
   // Collective over the expert group, while no state or row of a dispatch is there any more: larger
-  // buffers, after an overflow that needed so many rows. Returns how many rows they will have at
-  // least.
+  // buffers, after an overflow that needed so many rows. Returns how many rows they will have.
   std::int64_t Grow(std::int64_t needed);
+  // What buffers are of an even share: that of the constructor, or what Grow made of it.
+  double factor() const { return factor_; }
+  // Of the next dispatches, the same on every rank.
+  void RaiseFactor(double factor) { factor_ = std::max(factor_, factor); }
   AllocatorStats Stats() const { return exchange_->Stats(); }
 
  private:
@@ -50,8 +59,9 @@ class PeerDispatcher final : public nn::TokenDispatcher {
   const Mesh& mesh_;
   const ops::Context ctx_;
   const std::int64_t num_experts_;
-  const double factor_, limit_s_;
-  std::int64_t least_rows_ = 0;
+  const double limit_s_;
+  double factor_;
+  std::int64_t tokens_ = 0, top_k_ = 0;  // of the last dispatch
   std::unique_ptr<RowExchange> exchange_;
 };
 

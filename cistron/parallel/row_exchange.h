@@ -9,8 +9,10 @@
 // Consistency Model"; the same scheme as NVSHMEM's put and signal).
 //
 // Rows that would not fit a receiver's buffer are seen by every rank in the counts: then nobody
-// writes any, counts become 0 here and in every exchange that follows, and the status says how many
-// rows were needed, until Reset.
+// writes any, counts become 0 and rows that come back are 0, here and in every exchange that
+// follows, and the status says how many rows were needed, until Reset. A rank that waited in vain
+// does so once: no exchange after it waits or moves rows, on this rank or, once they notice, on the
+// others.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +40,8 @@ class RowExchange {
   };
 
   // Collective. Ranks of `group` reach each other's memory (comm::nccl::WhyNoPeers). A kernel that
-  // waits longer than `limit_s` gives up: the status then says so.
+  // waits a tenth longer than `limit_s`, and a second, gives up: the status then says so. (The
+  // group's own watch, which names what it waited for, comes first where both have one limit.)
   RowExchange(comm::Communicator& group, const ops::Context& ctx, std::int64_t num_experts,
               double limit_s);
   ~RowExchange();
@@ -67,12 +70,14 @@ class RowExchange {
   // Tensors for a plan.
   Plan NewPlan(const ops::Context& ctx) const;
 
-  // f64 []: 0, or infinity since rows did not fit or a rank did not come. It is the device's.
+  // f64 []: 0; infinity since rows did not fit; NaN since a rank did not come. It is the device's.
   Tensor status() const;
   // i64 []: rows that the buffer which was too small should have had; 0: none was, −1: a rank did
   // not come in time, −2: ranks gave different buffers. It is the device's.
   Tensor needed() const;
-  // Forgets both, in the order of the main stream.
+  // "waits for rank 3" while a kernel does, and after one has in vain; else empty.
+  std::string WaitsFor() const;
+  // Forgets status and needed, in the order of the main stream.
   void Reset();
 
  private:

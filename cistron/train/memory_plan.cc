@@ -551,7 +551,7 @@ MemoryProblem MemoryProblemOf(const RunConfig& c) {
           .ep = c.parallel.ep,
           .sharding = c.parallel.shard,
           .ep_rows = c.parallel.ep_rows,
-          .row_capacity = c.device == DeviceChoice::kCuda && !c.parallel.ep_by_host
+          .row_capacity = c.device == DeviceChoice::kCuda && c.WhyRowsByHost().empty()
                               ? std::min(c.parallel.ep_buffer_factor,
                                          static_cast<double>(c.parallel.ep))  // all rows
                               : 1.0};

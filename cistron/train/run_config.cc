@@ -243,6 +243,14 @@ void ResolveDataPaths(RunConfig& config, const fs::path& preset) {
   if (!config.init.from.empty()) resolve(config.init.from);
 }
 
+std::string RunConfig::WhyRowsByHost() const {
+  if (parallel.ep_by_host) return "parallel.ep_sync=host";
+  const quant::Recipe r = MakeRecipe(precision, recipe);
+  if (!quant::Quantizes(r)) return {};
+  return fmt::format("{} keeps state on the host, and no step of it can be made again",
+                     quant::Name(r));
+}
+
 std::string ToYaml(const RunConfig& config) {
   std::string out, group;
   for (const ConfigKey& key : ConfigKeys()) {

@@ -130,6 +130,9 @@ struct RunConfig {
     const std::int64_t rows = RowsPerStep() / Ranks();
     return batch.micro_tokens > 0 ? batch.micro_tokens / data.seq_len : rows;
   }
+  // Why hosts count the rows that travel to experts of other ranks, for people (ep_sync); empty
+  // where GPUs that reach each other's memory do without.
+  std::string WhyRowsByHost() const;
   bool OneMicroBatch() const { return RowsPerMicroBatch() * Ranks() >= RowsPerStep(); }
   // Of one batch of an evaluation.
   std::int64_t EvaluationTokens() const {

@@ -436,6 +436,17 @@ TEST(RunConfig, RowsTravelQuantisedWhereThatChangesNothing) {
   }
 }
 
+TEST(RunConfig, RowsGoByTheHostsWhereNoStepCanBeMadeAgain) {
+  const auto why = [](const std::vector<std::string>& keys) {
+    return ParseRunConfig("", "x.yaml", Join(kLegal, keys)).config.WhyRowsByHost();
+  };
+  EXPECT_EQ(why({"precision=fp32"}), "");
+  EXPECT_EQ(why({"precision=bf16"}), "");
+  EXPECT_EQ(why({"precision=bf16", "parallel.ep_sync=host"}), "parallel.ep_sync=host");
+  EXPECT_THAT(why({"precision=fp8_delayed"}), HasSubstr("DelayedScaling keeps state on the host"));
+  EXPECT_THAT(why({"precision=mxfp8"}), HasSubstr("MXFP8BlockScaling"));
+}
+
 TEST(RunConfig, MissingPresetListsTheKnownOnes) {
   EXPECT_EQ(FindPreset("L0_sanity").stem(), "L0_sanity");
   try {

@@ -6,7 +6,6 @@
 
 #include "cistron/base/error.h"
 #include "cistron/base/log.h"
-#include "cistron/quant/autocast.h"
 #include "cistron/tensor/cuda_backend.h"
 
 namespace cistron::train {
@@ -70,6 +69,9 @@ void StepRunner::Start(StepInputs inputs, double lr) {
   flight.lr = lr;
   flight.step = optimizer_.step() + 1;
   flight.inputs = std::move(inputs);
+  if (const quant::Autocast* scope = quant::Autocast::Current()) {
+    flight.recipe.emplace(scope->recipe(), scope->options());
+  }
   if (on_device_) {
     WarnOfNoWeight(flight.step, flight.inputs.totals);
     StepScalars::Set(flight.inputs.block, lr, flight.step, flight.inputs.totals);
@@ -81,6 +83,8 @@ void StepRunner::Start(StepInputs inputs, double lr) {
 }
 
 void StepRunner::QueueFlight(Flight flight) {
+  std::optional<quant::Autocast> scope;
+  if (flight.recipe) scope.emplace(flight.recipe->first, flight.recipe->second);
   flight.slot = next_slot_;
   Queue(flight.inputs);
   flights_.push_back(std::move(flight));
@@ -227,6 +231,8 @@ StepResult StepRunner::Finish() {
   device_->graph.reset();
   optimizer_.set_step(flight.step - 1);
   m_.store.ZeroGradients();
+  std::optional<quant::Autocast> scope;
+  if (flight.recipe) scope.emplace(flight.recipe->first, flight.recipe->second);
   TrainStep(ctx_, m_, optimizer_, flight.inputs.batches, flight.inputs.totals, flight.lr,
             options_.seed);
   CISTRON_THROW(

@@ -7,8 +7,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cistron/quant/autocast.h"
 #include "cistron/tensor/cuda_backend.h"
 #include "cistron/tensor/cuda_graph.h"
 #include "cistron/train/run_config.h"
@@ -23,7 +25,8 @@ class StepRunner {
     CudaGraph graph = CudaGraph::kAuto;
     std::uint64_t seed = 0;  // of the run
   };
-  // All must outlive the runner, which keeps the recipe that is in force at each Start.
+  // All must outlive the runner. Each step follows the recipe that is in force at its Start, also
+  // where it is made again; what its options point to must live until it is finished.
   StepRunner(const ops::Context& ctx, model::LocalMixtral& m, optim::AdamWOptimizer& optimizer,
              const Options& options);
   // Waits for the device.
@@ -58,6 +61,8 @@ class StepRunner {
     std::size_t slot = 0;
     StepResult result;  // of a CPU
     int redone = 0;
+    // What was in force when it was started.
+    std::optional<std::pair<quant::Recipe, quant::AutocastOptions>> recipe;
   };
   // What a step in flight has for itself.
   struct Slot {

@@ -147,10 +147,10 @@ std::string FirstDifference(const std::string& a, const std::string& b) {
   return fmt::format("'{}' and '{}'", line_a, line_b);
 }
 
-parallel::ExpertExchange ExpertExchangeOf(const ParallelOptions& o) {
-  return {.by_host = o.ep_by_host,
-          .buffer_factor = o.ep_buffer_factor,
-          .limit_s = static_cast<double>(o.timeout)};
+parallel::ExpertExchange ExpertExchangeOf(const RunConfig& config) {
+  return {.why_by_host = config.WhyRowsByHost(),
+          .buffer_factor = config.parallel.ep_buffer_factor,
+          .limit_s = static_cast<double>(config.parallel.timeout)};
 }
 
 class Trainer {
@@ -168,7 +168,7 @@ class Trainer {
         model_(ctx_, ModelOf(config_), ModelDType(config_.precision), config_.HasMasters(), &mesh,
                {.sharded = config_.parallel.shard == Sharding::kFull,
                 .quantized_rows = config_.parallel.ep_rows == TravellingRows::kQuantized,
-                .expert_exchange = ExpertExchangeOf(config_.parallel)}),
+                .expert_exchange = ExpertExchangeOf(config_)}),
         optimizer_(ctx_, model_.store, OptimizerOptions(config_.optim), model_.statistics.get()),
         stream_(std::make_unique<data::TrainingStream>(corpus_, config_.seed,
                                                        config_.batch.global_tokens)) {
@@ -336,9 +336,9 @@ class Trainer {
     if (model_.expert_ranks != nullptr) {
       const std::string& why = model_.expert_ranks->why_by_host();
       rows = why.empty() ? fmt::format(
-                               ", whose rows of experts go into each other's memory "
-                               "(parallel.ep_buffer_factor={})",
-                               config_.parallel.ep_buffer_factor)
+                               ", whose rows of experts go into each other's memory, with room for "
+                               "{:.3g} times an even share (parallel.ep_buffer_factor)",
+                               model_.expert_ranks->buffer_factor())
                          : fmt::format(
                                ", whose rows of experts go through NCCL, counted by the "
                                "hosts: {}",

@@ -148,6 +148,9 @@ TrainingSnapshot TakeSnapshot(const model::LocalMixtral& m, const optim::AdamWOp
   state["dtype"] = dtype;
   state["model"] = json::parse(model::ToJson(m.model.config(), dtype));
   state["config"] = ToYaml(config);
+  if (m.expert_ranks != nullptr) {
+    state["expert_buffer_factor"] = m.expert_ranks->buffer_factor();
+  }
   return {optimizer.step(), std::move(boxes), state.dump()};
 }
 
@@ -198,6 +201,10 @@ DataPosition RestoreTrainingState(const fs::path& path, model::LocalMixtral& m,
                   *unread.begin());
   }
   try {
+    // Rows that did not fit before the checkpoint fit at once, in products of the same tiles.
+    if (m.expert_ranks != nullptr && state.contains("expert_buffer_factor")) {
+      m.expert_ranks->RaiseBufferFactor(state.at("expert_buffer_factor").get<double>());
+    }
     optimizer.set_step(state.at("step").get<std::int64_t>());
     const json& stream = state.at("stream");
     return {{stream.at("step"), stream.at("epoch"), stream.at("window"), stream.at("offset")},

@@ -1,6 +1,6 @@
 // Everything that a run must remember, in one checkpoint: weights, masters, moments, biases of
-// routers, state of delayed scaling, the number of updates, the data position, and the
-// configuration that gives them meaning.
+// routers, state of delayed scaling, the number of updates, the data position, the size of buffers
+// that rows of experts have needed, and the configuration that gives them meaning.
 #pragma once
 
 #include <cstdint>

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 
 #include "cistron/base/error.h"
 #include "cistron/base/log.h"
@@ -150,11 +150,12 @@ void QueueStep(const ops::Context& ctx, model::LocalMixtral& m, optim::AdamWOpti
   model::LossSums sums = step.sums;
   const model::LossScale scale{scalars.inv_weight_sum, scalars.inv_tokens};
   m.store.ExpectMicroBatches(static_cast<std::int64_t>(micro_batches.size()));
+  parallel::PeerDispatcher* peers = m.expert_ranks != nullptr ? m.expert_ranks->peers() : nullptr;
   // State of delayed scaling would advance twice in a step that is made again.
   const quant::Autocast* scope = quant::Autocast::Current();
-  const bool may_repeat = scope == nullptr || !quant::Quantizes(scope->recipe());
-  parallel::PeerDispatcher* peers =
-      m.expert_ranks != nullptr && may_repeat ? m.expert_ranks->peers() : nullptr;
+  CISTRON_CHECK(peers == nullptr || scope == nullptr || !quant::Quantizes(scope->recipe()),
+                "training step: {} needs ranks whose hosts count rows (ExpertExchange)",
+                quant::Name(scope->recipe()));
   if (peers != nullptr) peers->Reset();
   {
     const parallel::ExpertParallelDispatcher::Step dispatches(peers != nullptr ? m.expert_ranks
@@ -193,16 +194,25 @@ StepResult ReadStep(const Tensor& block, const model::MixtralConfig& config,
   if (config.moe_aux_loss_coeff > 0) result.layer_aux_loss = part(at.layer_aux());
   if (config.moe_z_loss_coeff > 0) result.z_loss = part(at.z());
   result.grad_norm = values[static_cast<std::size_t>(at.norm())];
-  result.overflow = std::isinf(values[static_cast<std::size_t>(at.overflow())]);
-  std::memcpy(&result.rows_needed, &values[static_cast<std::size_t>(at.needed())],
-              sizeof(result.rows_needed));
   finite = AllFinite<double>(values.subspan(0, static_cast<std::size_t>(at.values())));
-  const Tensor counts =
-      Tensor::Borrow(block.data<double>() + at.counts(), {at.layers, at.experts}, DType::kI64);
+  const auto integers = [&](std::int64_t begin, const Shape& shape) {
+    return Tensor::Borrow(block.data<double>() + begin, shape, DType::kI64);
+  };
+  const Tensor counts = integers(at.counts(), {at.layers, at.experts});
   for (std::int64_t i = 0; i < at.layers; ++i) {
     const auto row = counts.Select(i).span<std::int64_t>();
     result.expert_counts.emplace_back(row.begin(), row.end());
   }
+  const Tensor nonfinite = integers(at.nonfinite(), {at.layers});
+  const auto tokens = nonfinite.span<std::int64_t>();
+  // Rows that did not fit come back as zeros, which make nothing of the forward pass infinite.
+  const bool diverged = !std::isfinite(values[0]) ||
+                        std::any_of(tokens.begin(), tokens.end(), [](auto n) { return n > 0; });
+  const double status = values[static_cast<std::size_t>(at.overflow())];
+  const bool in_vain = std::isnan(status);
+  result.overflow = in_vain || (std::isinf(status) && !diverged);
+  const std::int64_t needed = *integers(at.needed(), {}).data<std::int64_t>();
+  result.rows_needed = in_vain ? std::min<std::int64_t>(needed, -1) : needed;
   return result;
 }
 
@@ -223,21 +233,27 @@ void WarnOfNoWeight(std::int64_t step, const data::BatchTotals& totals) {
 
 void PrepareAgain(model::LocalMixtral& m, std::int64_t step, const StepResult& result) {
   m.store.ZeroGradients();
-  // Of a group whose hosts count: another group's buffers were too small.
-  if (m.expert_ranks == nullptr || m.expert_ranks->peers() == nullptr) return;
+  CISTRON_INVARIANT(result.rows_needed >= -1, "step {}: ranks gave different buffers", step);
+  parallel::PeerDispatcher* peers = m.expert_ranks != nullptr ? m.expert_ranks->peers() : nullptr;
   if (result.rows_needed == -1) {
-    CISTRON_THROW(kIo, "step {}: rank {} waited in vain for rows of another rank", step,
-                  m.mesh->rank());
+    const std::string whom = peers != nullptr ? peers->WaitsFor() : std::string();
+    CISTRON_THROW(kIo, "step {}: rows of experts: {}", step,
+                  whom.empty() ? "a rank waited in vain for another"
+                               : fmt::format("rank {} {}, in vain", m.mesh->rank(), whom));
   }
-  CISTRON_INVARIANT(result.rows_needed >= 0, "step {}: ranks gave different buffers", step);
-  if (result.rows_needed == 0) return;  // another group's
-  const std::int64_t rows = m.expert_ranks->peers()->Grow(result.rows_needed);
-  if (m.mesh->ep_index() != 0) return;
+  // The same buffers in every group, so that one number of a checkpoint brings them back.
+  const Tensor most = Tensor::Zeros({1}, DType::kI64);
+  most.span<std::int64_t>()[0] = result.rows_needed;
+  m.mesh->world().AllReduce(most, comm::ReduceOp::kMax);
+  const std::int64_t needed = most.span<std::int64_t>()[0];
+  if (peers == nullptr) return;  // of a group whose hosts count
+  const std::int64_t rows = peers->Grow(needed);
+  if (!m.mesh->is_first()) return;
   LogWarning(
       "step {}: {} rows were routed to the experts of one rank, more than its buffer has; buffers "
       "have {} now and the step is made again. Where this comes often, a larger "
       "parallel.ep_buffer_factor or a larger auxiliary loss helps",
-      step, result.rows_needed, rows);
+      step, needed, rows);
 }
 
 StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,

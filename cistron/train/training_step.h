@@ -21,7 +21,9 @@ struct StepResult {
   double grad_norm = 0;                                  // before clipping, of the whole loss
   std::vector<std::vector<std::int64_t>> expert_counts;  // [L][E]
   // Rows of experts did not fit a rank's buffer, so the step counts for nothing and is to be made
-  // again; `rows_needed` is RowExchange::needed of this rank's expert group.
+  // again; `rows_needed` is RowExchange::needed of this rank's expert group, −1 on every rank where
+  // one waited in vain. False where router logits or the loss are not finite: routing that follows
+  // from them is no reason for larger buffers.
   bool overflow = false;
   std::int64_t rows_needed = 0;
   int redone = 0;  // how often this step was made again
@@ -50,9 +52,9 @@ void QueueStep(const ops::Context& ctx, model::LocalMixtral& m, optim::AdamWOpti
 StepResult ReadStep(const Tensor& block, const model::MixtralConfig& config,
                     const data::BatchTotals& totals, bool& finite);
 
-// After a step that has overflowed, on every rank: larger buffers where this rank's group needs
-// them, and gradients forgotten, so that the step can be queued again. Throws kIo where a rank did
-// not come in time.
+// After a step that has overflowed, on every rank: larger buffers, of the same size everywhere, and
+// gradients forgotten, so that the step can be queued again. Throws kIo where a rank did not come
+// in time.
 void PrepareAgain(model::LocalMixtral& m, std::int64_t step, const StepResult& result);
 
 // The loss that is minimised is `loss` plus the auxiliary losses times their coefficients. After

@@ -22,6 +22,11 @@ using ops::internal::StreamOf;
 // beside 132 multiprocessors.
 constexpr unsigned kPushBlocks = 64, kPushBlocksBeside = 16;
 
+// A kernel gives up later than the thread that watches, which names the operation and the rank.
+std::uint64_t LimitOfKernels(double limit_s) {
+  return static_cast<std::uint64_t>((1 + 1.1 * limit_s) * 1e9);
+}
+
 bool IsMultiple(std::int64_t bytes, const k::PushArgs& a) {
   bool multiple = a.width % bytes == 0 && a.stride % bytes == 0 &&
                   reinterpret_cast<std::uintptr_t>(a.from) % static_cast<std::size_t>(bytes) == 0;
@@ -41,6 +46,15 @@ void Push(const k::PushArgs& a, unsigned blocks, cudaStream_t stream) {
     k::push_kernel<unsigned short><<<blocks, k::kPushThreads, 0, stream>>>(a);
   }
   CheckLaunch("row exchange");
+}
+
+std::string WaitsForText(const Tensor& words) {
+  std::string ranks;
+  for (int r = 0; r < k::kRanks; ++r) {
+    if (static_cast<volatile const std::int32_t*>(words.data<std::int32_t>())[r] == 0) continue;
+    ranks += fmt::format("{}{}", ranks.empty() ? "waits for rank " : ", ", r);
+  }
+  return ranks;
 }
 
 // Bytes of a row of a matrix, and between rows; rows are contiguous.
@@ -127,14 +141,11 @@ void RowExchange::Watched(const ops::Context& ctx, const char* what,
                           const std::function<void()>& queue) {
   // As a communicator's own exchange in the table of a step's time: what it waits for included.
   if (ctx.recorder() != nullptr) ctx.recorder()->Begin("all_to_all", "peers");
-  comm::nccl::Watch(group_, what, queue, [words = waits_for_] {
-    std::string ranks;
-    for (int r = 0; r < k::kRanks; ++r) {
-      if (static_cast<volatile const std::int32_t*>(words.data<std::int32_t>())[r] == 0) continue;
-      ranks += fmt::format("{}{}", ranks.empty() ? "waits for rank " : ", ", r);
-    }
-    return ranks;
-  });
+  comm::nccl::Watch(group_, what, queue, [words = waits_for_] { return WaitsForText(words); });
+}
+
+std::string RowExchange::WaitsFor() const {
+  return WaitsForText(waits_for_);
 }
 
 namespace {
@@ -151,7 +162,7 @@ k::WaitArgs Waits(const comm::Communicator& group, const comm::nccl::PeerMemory&
   }
   a.status = {status.data<double>(), reinterpret_cast<std::int64_t*>(status.data<double>() + 1)};
   a.waits_for = waits_for.data<std::int32_t>();
-  a.limit_ns = static_cast<k::Word>(limit_s * 1e9);
+  a.limit_ns = LimitOfKernels(limit_s);
   return a;
 }
 
@@ -202,6 +213,7 @@ void RowExchange::Out(const ops::Context& ctx, const Tensor& split_sizes, const 
     if (probs) a.values_to[r] = reinterpret_cast<float*>(memory_->At(r, probs_out.raw()));
   }
   a.values = probs ? probs.data<float>() : nullptr;
+  a.status = status_.data<double>();  // received rows are counted as 0 then, and nobody reads them
   Watched(ctx, "rows to experts", [&] {
     Enter(ctx, split_sizes, plan, rows, rows.dim(0));
     Push(a, kPushBlocks, StreamOf(ctx));
@@ -212,8 +224,9 @@ void RowExchange::Out(const ops::Context& ctx, const Tensor& split_sizes, const 
 namespace {
 
 k::PushArgs PushBack(const comm::Communicator& group, const comm::nccl::PeerMemory& memory,
-                     std::int64_t experts, const RowExchange::Plan& plan, const Tensor& rows,
-                     const Tensor& values, const Tensor& returned, const Tensor& values_out) {
+                     std::int64_t experts, const Tensor& status, const RowExchange::Plan& plan,
+                     const Tensor& rows, const Tensor& values, const Tensor& returned,
+                     const Tensor& values_out) {
   k::PushArgs a{};
   a.from = static_cast<const std::byte*>(rows.raw());
   a.stride = StrideBytes(rows);
@@ -228,6 +241,10 @@ k::PushArgs PushBack(const comm::Communicator& group, const comm::nccl::PeerMemo
     if (values) a.values_to[r] = reinterpret_cast<float*>(memory.At(r, values_out.raw()));
   }
   a.values = values ? values.data<float>() : nullptr;
+  a.status = status.data<double>();
+  a.own_rows = static_cast<std::byte*>(returned.raw());
+  a.own_values = values ? values_out.data<float>() : nullptr;
+  a.own = returned.dim(0);
   return a;
 }
 
@@ -238,7 +255,7 @@ std::function<void()> RowExchange::BackBeside(const ops::Context& ctx, const Pla
                                               const Tensor& returned, const Tensor& values_out) {
   if (!beside_) beside_ = std::make_unique<Beside>(ctx.device());
   const k::PushArgs a =
-      PushBack(group_, *memory_, num_experts_, plan, rows, values, returned, values_out);
+      PushBack(group_, *memory_, num_experts_, status_, plan, rows, values, returned, values_out);
   // On the main stream, where it ends before the next kernel takes the device: a kernel beside that
   // waits for a multiprocessor may get one only when that kernel ends.
   Watched(ctx, "rows from experts, begun",
@@ -258,7 +275,7 @@ std::function<void()> RowExchange::BackBeside(const ops::Context& ctx, const Pla
 void RowExchange::Back(const ops::Context& ctx, const Plan& plan, const Tensor& rows,
                        const Tensor& values, const Tensor& returned, const Tensor& values_out) {
   const k::PushArgs a =
-      PushBack(group_, *memory_, num_experts_, plan, rows, values, returned, values_out);
+      PushBack(group_, *memory_, num_experts_, status_, plan, rows, values, returned, values_out);
   Watched(ctx, "rows from experts", [&] {
     Enter(ctx, Tensor(), plan, returned, returned.dim(0));
     Push(a, kPushBlocks, StreamOf(ctx));

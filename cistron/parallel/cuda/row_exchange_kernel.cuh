@@ -13,7 +13,9 @@ constexpr int kWaitThreads = 256;
 
 // What other ranks write into this one's memory, in words of 8 bytes: the number of the last
 // exchange that ended here, then for each rank the number of the last exchange that it entered, of
-// the last that it left, the place of its buffer, and its counts.
+// the last that it left, the place of its buffer, and its counts. A rank that waited in vain has
+// kFailed for its numbers from then on, here and with the others: nobody waits for it any more, and
+// no exchange of theirs moves rows.
 struct Control {
   static constexpr int kEntered = kRanks, kLeft = 2 * kRanks, kPlaces = 3 * kRanks,
                        kCounts = 4 * kRanks;
@@ -22,10 +24,11 @@ struct Control {
   }
 };
 using Word = unsigned long long;
+constexpr Word kFailed = ~Word{0};
 
 // Of the step; the host reads them at its end.
 struct Status {
-  double* flag;          // infinity: the step is made again, or the run ends
+  double* flag;          // RowExchange::status
   std::int64_t* needed;  // RowExchange::needed
 };
 
@@ -57,39 +60,60 @@ __device__ inline Word Nanoseconds() {
   return now;
 }
 
-__device__ inline void Fail(const Status& status, std::int64_t why) {
-  if (*status.needed == 0) *status.needed = why;
+// `rows` that a buffer should have had.
+__device__ inline void Overflow(const Status& status, std::int64_t rows) {
+  if (*status.flag != 0) return;
+  *status.needed = rows;
   *status.flag = __longlong_as_double(0x7ff0000000000000ll);  // infinity
+}
+__device__ inline void Fail(const Status& status, std::int64_t why) {
+  *status.needed = why;
+  *status.flag = __longlong_as_double(0x7ff8000000000000ll);  // NaN
 }
 
 // Thread r tells rank r the number of this exchange and waits until rank r has told its own; the
-// words of the two are at `at`. In every thread: whether all came in time. What the block wrote
-// before is there for who reads a number; what other ranks wrote before is here afterwards.
+// words of the two are at `at`. In every thread: whether all came in time; where one did not, this
+// rank comes to nothing any more, and tells the others. What the block wrote before is there for
+// who reads a number; what other ranks wrote before is here afterwards.
 __device__ inline bool Meet(const WaitArgs& a, int at, Word number) {
   __threadfence_system();
   __syncthreads();
-  bool came = true;
+  bool came = number != kFailed;
   const int r = static_cast<int>(threadIdx.x);
-  if (r < a.ranks) {
+  if (r < a.ranks && came) {
     StoreRelease(a.control[r] + at + a.rank, number);
     const Word* flag = a.control[a.rank] + at + r;
-    if (LoadAcquire(flag) < number) {
+    Word theirs = LoadAcquire(flag);
+    if (theirs < number) {
       a.waits_for[r] = 1;
       const Word begin = Nanoseconds();
-      while (came && LoadAcquire(flag) < number) {
+      while (theirs < number && Nanoseconds() - begin < a.limit_ns) {
         __nanosleep(50);
-        came = Nanoseconds() - begin < a.limit_ns;
+        theirs = LoadAcquire(flag);
       }
-      if (came) a.waits_for[r] = 0;
+      if (theirs >= number) a.waits_for[r] = 0;
     }
+    came = theirs >= number && theirs != kFailed;
   }
-  return __syncthreads_and(came) != 0;
+  const bool all_came = __syncthreads_and(came) != 0;
+  if (!all_came && r < a.ranks) {
+    StoreRelease(a.control[r] + Control::kEntered + a.rank, kFailed);
+    StoreRelease(a.control[r] + Control::kLeft + a.rank, kFailed);
+    if (r == a.rank) a.control[r][0] = kFailed;
+  }
+  return all_came;
+}
+
+// Of the exchange that this one is, or kFailed.
+__device__ inline Word NextNumber(const WaitArgs& a) {
+  const Word last = a.control[a.rank][0];
+  return last == kFailed ? kFailed : last + 1;
 }
 
 __global__ void __launch_bounds__(kWaitThreads) enter_kernel(const __grid_constant__ EnterArgs a) {
   const int thread = static_cast<int>(threadIdx.x);
   Word* own = a.control[a.rank];
-  const Word number = own[0] + 1;
+  const Word number = NextNumber(a);
   if (thread < a.ranks) {
     a.control[thread][Control::kPlaces + a.rank] = static_cast<Word>(a.place);
   }
@@ -123,7 +147,7 @@ __global__ void __launch_bounds__(kWaitThreads) enter_kernel(const __grid_consta
   __shared__ bool fits;
   if (thread == 0) {
     const std::int64_t most = plan.MostReceived();
-    if (good && most > a.capacity) Fail(a.status, most);
+    if (good && most > a.capacity) Overflow(a.status, most);
     // Whatever came before in this step: a step that will be made again moves no more rows.
     fits = *a.status.flag == 0;
   }
@@ -146,12 +170,14 @@ __global__ void __launch_bounds__(kWaitThreads) enter_kernel(const __grid_consta
 }
 
 __global__ void __launch_bounds__(kWaitThreads) leave_kernel(const __grid_constant__ WaitArgs a) {
-  Word* own = a.control[a.rank];
-  const Word number = own[0] + 1;
+  const Word number = NextNumber(a);
   const bool good = Meet(a, Control::kLeft, number);
   if (threadIdx.x != 0) return;
-  if (!good) Fail(a.status, -1);
-  own[0] = number;
+  if (good) {
+    a.control[a.rank][0] = number;
+  } else {
+    Fail(a.status, -1);
+  }
 }
 
 struct PushArgs {
@@ -166,15 +192,34 @@ struct PushArgs {
   std::byte* to[kRanks];
   const float* values;  // one a slot, or a row; null: none
   float* values_to[kRanks];
+  // Where it is not 0 nothing is pushed, and what should have come to this rank is 0, where it is
+  // given: else the step would go on with whatever its memory held, NaN for one, and nobody could
+  // tell a step that did not fit from one that diverged.
+  const double* status;
+  std::byte* own_rows;  // [own, width]
+  float* own_values;    // [own]
+  std::int64_t own;
 };
 
 constexpr int kPushThreads = 512;
+
+template <class V>
+__device__ inline void ClearOwn(const PushArgs& a) {
+  const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * kPushThreads;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kPushThreads + threadIdx.x;
+  const std::int64_t packs = a.own * (a.width / static_cast<std::int64_t>(sizeof(V)));
+  auto* rows = reinterpret_cast<V*>(a.own_rows);
+  for (std::int64_t i = first; i < packs; i += threads) rows[i] = V{};
+  if (a.own_values == nullptr) return;
+  for (std::int64_t i = first; i < a.own; i += threads) a.own_values[i] = 0;
+}
 
 // A warp takes a range of consecutive rows: the ranges of all warps are spread over all ranks, so
 // that no link waits for another's rows. V: what a lane moves at once.
 template <class V>
 __global__ void __launch_bounds__(kPushThreads) push_kernel(const __grid_constant__ PushArgs a) {
   constexpr int kInFlight = 8;
+  if (*a.status != 0) return ClearOwn<V>(a);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * (kPushThreads / 32);
   const std::int64_t warp =

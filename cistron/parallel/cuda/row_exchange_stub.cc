@@ -25,6 +25,9 @@ Tensor RowExchange::status() const {
 Tensor RowExchange::needed() const {
   return {};
 }
+std::string RowExchange::WaitsFor() const {
+  return {};
+}
 void RowExchange::Reset() {}
 void RowExchange::Out(const ops::Context&, const Tensor&, const Plan&, const Tensor&, const Tensor&,
                       std::int64_t, const Tensor&, const Tensor&, const Tensor&) {}
