@@ -111,14 +111,14 @@ void BenchCrossEntropy(const bench::Options& options, const ops::CrossEntropySha
   }
 }
 
-// Reads g, p, m, v; writes p, m, v and the bf16 copy.
-void BenchAdamW(const bench::Options& options, const ops::AdamWShape& s) {
+// Reads g, p, m, v; writes p, m, v and the bf16 copy. The type is that of g.
+void BenchAdamW(const bench::Options& options, const ops::AdamWShape& s, DType gradient) {
   const Context ctx;
-  const Tensor g = Random({s.numel}, DType::kF32, 1), p = Random({s.numel}, DType::kF32, 2);
+  const Tensor g = Random({s.numel}, gradient, 1), p = Random({s.numel}, DType::kF32, 2);
   const Tensor m = Tensor::Zeros({s.numel}, DType::kF32), v = m.Clone();
   const Tensor low = Tensor::Empty({s.numel}, DType::kBF16);
   const ops::AdamWScalars scalars{Tensor::Scalar(1e-3), Tensor::Scalar(7), Tensor::Scalar(1)};
-  BenchBytes(options, "adamw", s.name, DType::kF32, 7 * g.bytes() + low.bytes(),
+  BenchBytes(options, "adamw", s.name, gradient, g.bytes() + 6 * p.bytes() + low.bytes(),
              [&] { AdamW(ctx, {.weight_decay = 0.1}, scalars, g, p, m, v, low); });
 }
 
@@ -138,7 +138,9 @@ void Run(const bench::Options& options) {
     for (const auto& s : ops::kReduceShapes) BenchReduce(options, s, dtype);
   }
   for (const auto& s : ops::RouterShapes()) BenchRouter(options, s);
-  for (const auto& s : ops::kAdamWShapes) BenchAdamW(options, s);
+  for (const auto& s : ops::kAdamWShapes) {
+    for (const DType gradient : {DType::kF32, DType::kBF16}) BenchAdamW(options, s, gradient);
+  }
 }
 
 }  // namespace

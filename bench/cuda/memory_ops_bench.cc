@@ -86,16 +86,19 @@ int SetsFor(double bytes) {
   return std::max(1, static_cast<int>(4.0 * static_cast<double>(kL2Bytes) / bytes));
 }
 
-void BenchAdamW(std::int64_t n, bool masters) {
+void BenchAdamW(std::int64_t n, bool masters, DType gradient) {
   const DType state = masters ? DType::kF32 : DType::kBF16;
-  const std::int64_t size = masters ? 4 : 2;
-  const double bytes = static_cast<double>(n * (7 * size + (masters ? 2 : 0)));
-  const Tensor g = Random({n}, state), p = Random({n}, state), m = Random({n}, state);
+  const auto size = static_cast<std::int64_t>(SizeOf(state));
+  const auto read = static_cast<std::int64_t>(SizeOf(gradient));
+  const double bytes = static_cast<double>(n * (read + 6 * size + (masters ? 2 : 0)));
+  const Tensor g = Random({n}, gradient), p = Random({n}, state), m = Random({n}, state);
   const Tensor v = Random({n}, state, 1.0);
   const Tensor low = masters ? Ctx().Zeros({n}, DType::kBF16) : Tensor();
   const ops::AdamWScalars scalars{Ctx().Place(Tensor::Scalar(1e-6)), Ctx().Place(Tensor::Scalar(3)),
                                   Ctx().Place(Tensor::Scalar(1))};
-  Report(masters ? "adamw, fp32 masters" : "adamw, bf16 states", fmt::format("{}", n), bytes,
+  Report(fmt::format("adamw, {}, {} gradients", masters ? "fp32 masters" : "bf16 states",
+                     Name(gradient)),
+         fmt::format("{}", n), bytes,
          [&](int) { ops::AdamW(Ctx(), {}, scalars, g, p, m, v, low); });
 }
 
@@ -159,8 +162,9 @@ void BenchNormOfGradients(std::int64_t n) {
 }
 
 int Main() {
-  BenchAdamW(std::int64_t{1} << 26, true);
-  BenchAdamW(std::int64_t{1} << 26, false);
+  BenchAdamW(std::int64_t{1} << 26, true, DType::kF32);
+  BenchAdamW(std::int64_t{1} << 26, true, DType::kBF16);
+  BenchAdamW(std::int64_t{1} << 26, false, DType::kBF16);
   BenchNormOfGradients(std::int64_t{1} << 28);
   for (const auto& [rows, width] : {std::pair<std::int64_t, std::int64_t>{8192, 4096},
                                     {16384, 2048},

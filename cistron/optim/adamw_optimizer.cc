@@ -1,6 +1,8 @@
 #include "cistron/optim/adamw_optimizer.h"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "cistron/ops/reduce/reduce.h"
 
@@ -34,6 +36,9 @@ void AdamWOptimizer::QueueGradNorm() {
       gradients.push_back(p.grad);
     }
   }
+  // Those of one type together: a launch serves many.
+  std::stable_sort(gradients.begin(), gradients.end(),
+                   [](const Tensor& a, const Tensor& b) { return a.dtype() < b.dtype(); });
   ops::SumOfSquaresOfAll(
       ctx_, gradients,
       {sum_of_squares_, partial ? ops::WriteMode::kAccumulate : ops::WriteMode::kWrite});
@@ -49,24 +54,21 @@ double AdamWOptimizer::ComputeGradNorm() {
 
 void AdamWOptimizer::QueueUpdate(const Tensor& lr, const Tensor& step) {
   auto& parameters = store_.parameters();
-  // Those of one kind together: a launch serves many.
-  std::vector<ops::AdamWTensors> batch;
-  const ops::AdamWScalars scalars{lr, step, scalars_.clip};
-  const auto flush = [&] {
-    ops::AdamWOfAll(ctx_, options_.adamw, scalars, batch);
-    batch.clear();
-  };
+  // Those whose gradients have one type together, whatever their order: a launch serves many.
+  std::map<DType, std::vector<ops::AdamWTensors>> batches;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     auto& p = parameters[i];
     if (!p.has_grad) continue;
     const bool decays =
         options_.decay_all || (p.spec.is_embedding ? options_.decay_embeddings : p.spec.decays);
     const Tensor low = p.value.raw() == p.master.raw() ? Tensor() : p.value;
-    if (!batch.empty() && batch.front().g.dtype() != p.grad.dtype()) flush();
-    batch.push_back({p.grad, p.master, moments_[i].m, moments_[i].v, low,
-                     decays ? options_.adamw.weight_decay : 0.0});
+    batches[p.grad.dtype()].push_back({p.grad, p.master, moments_[i].m, moments_[i].v, low,
+                                       decays ? options_.adamw.weight_decay : 0.0});
   }
-  flush();
+  const ops::AdamWScalars scalars{lr, step, scalars_.clip};
+  for (const auto& [dtype, batch] : batches) {
+    ops::AdamWOfAll(ctx_, options_.adamw, scalars, batch);
+  }
   CountUpdate();
 }
 

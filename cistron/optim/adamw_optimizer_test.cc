@@ -1,12 +1,16 @@
 // Which parameters decay, and what the norm of gradients is made of.
 #include "cistron/optim/adamw_optimizer.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cistron/check/compare.h"
 #include "cistron/nn/grouped_linear.h"
 #include "cistron/nn/linear.h"
 #include "cistron/nn/rms_norm.h"
@@ -58,6 +62,60 @@ TEST(AdamWOptimizer, EmbeddingsDecayOnRequest) {
 TEST(AdamWOptimizer, AllDecayOnRequest) {
   EXPECT_EQ(Decaying({.adamw = {.weight_decay = 0.25}, .decay_all = true}),
             (Names{"embedding", "linear", "norm", "experts", "experts_bias"}));
+}
+
+// Counts calls of ops.
+class Counter final : public ops::OpRecorder {
+ public:
+  void Begin(std::string_view op, std::string_view) override { ++calls_[std::string(op)]; }
+  int Of(const std::string& op) const {
+    const auto it = calls_.find(op);
+    return it == calls_.end() ? 0 : it->second;
+  }
+
+ private:
+  std::map<std::string, int> calls_;
+};
+
+// Vectors between matrices whose gradients are in bf16: two launches in all, and each parameter is
+// updated as by a gradient of the same values in fp32.
+TEST(AdamWOptimizer, GradientsOfTwoTypesTakeTwoUpdates) {
+  const auto train = [](DType gradients, Counter& counter) {
+    const ops::Context ctx = ops::Context().WithRecorder(&counter);
+    nn::LocalParameterStore store(ctx, DType::kBF16);
+    store.SetGradientDType(gradients);
+    for (int i = 0; i < 3; ++i) {
+      store.Register({.name = fmt::format("norm{}", i), .shape = {8}, .decays = false});
+      store.Register({.name = fmt::format("linear{}", i), .shape = {8, 8}});
+    }
+    store.Initialize(1, 0.1);
+    AdamWOptimizer optimizer(ctx, store, {.adamw = {.weight_decay = 0.25}});
+    for (std::size_t i = 0; i < store.parameters().size(); ++i) {
+      const Shape& shape = store.parameters()[i].spec.shape;
+      const ops::Output out = store.GradientOutput(static_cast<nn::ParameterId>(i));
+      EXPECT_EQ(out.tensor.dtype(), shape.rank() == 2 ? gradients : DType::kF32);
+      std::vector<float> values(static_cast<std::size_t>(shape.numel()));
+      for (std::size_t k = 0; k < values.size(); ++k) {  // exact in bf16
+        values[k] = static_cast<float>(static_cast<int>((7 * i + 5 * k) % 31) - 15) / 8.0f;
+      }
+      Convert(Tensor::FromSpan<float>(shape, values), out.tensor);
+    }
+    const double norm = optimizer.ComputeGradNorm();
+    optimizer.Update(0.01);
+    std::vector<Tensor> state;
+    for (const auto& s : optimizer.State()) state.push_back(s.tensor.Clone());
+    return std::pair{norm, state};
+  };
+  Counter one, two;
+  const auto [norm32, state32] = train(DType::kF32, one);
+  const auto [norm16, state16] = train(DType::kBF16, two);
+  EXPECT_EQ(one.Of("adamw"), 1);
+  EXPECT_EQ(two.Of("adamw"), 2);
+  EXPECT_EQ(norm16, norm32);  // sums of multiples of 1/64 are exact
+  ASSERT_EQ(state16.size(), state32.size());
+  for (std::size_t i = 0; i < state16.size(); ++i) {
+    EXPECT_TRUE(check::CompareBitwise("state", state16[i], state32[i]).ok);
+  }
 }
 
 // Partial sums that are offered stand for the gradient until it is written to again.

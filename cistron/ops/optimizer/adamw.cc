@@ -44,7 +44,9 @@ AdamWProblem ProblemOf(const AdamWTensors& t) {
   CISTRON_CHECK(t.p && (dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBF16),
                 "AdamW: the parameter is {}; it is f32, f64 or bf16", Describe(t.p));
   const bool low_states = dtype == DType::kBF16;
-  const DType grad = t.g && low_states && t.g.dtype() == DType::kF32 ? DType::kF32 : dtype;
+  const bool mixes = t.g && ((low_states && t.g.dtype() == DType::kF32) ||
+                             (dtype == DType::kF32 && t.g.dtype() == DType::kBF16));
+  const DType grad = mixes ? t.g.dtype() : dtype;
   CheckTensor("AdamW", "p", t.p, t.p.shape(), dtype);
   CheckTensor("AdamW", "g", t.g, t.p.shape(), grad);
   CheckTensor("AdamW", "m", t.m, t.p.shape(), dtype);

@@ -7,8 +7,9 @@
 // Values that change from step to step are device scalars: lr, t (number of this update, from 1),
 // clip. Where clip is NaN nothing changes: how a device stops an update (GateUpdate in reduce.h).
 // Shapes: p, m, v, g alike. Dtypes, computed in f32 (f64 for f64):
-//   masters: p, m, v, g f32 (f64 for f64 models); `low`, optional, bf16: receives p rounded to
-//            nearest even (the weights that the model computes with)
+//   masters: p, m, v f32, g f32 or bf16 (all f64 for f64 models); `low`, optional, bf16: receives
+//            p rounded to nearest even (the weights that the model computes with). Of g in bf16 the
+//            update is that of the same values in f32, bit for bit
 //   without: p, m, v bf16, g f32 or bf16, no `low`: each of p, m, v is rounded to nearest even
 //            after the update. Steps of p below 2^-9 of it are lost, and v shrinks only where
 //            1 − β2 is above that: torch.optim.AdamW on bf16 parameters does the same

@@ -18,10 +18,11 @@ namespace HWY_NAMESPACE {
 namespace {
 
 // Updates kLanes elements in place and returns the parameters.
-HWY_INLINE FloatVec UpdateVector(const AdamWFactors<float>& f, const float* g, float* p, float* m,
+template <class G>
+HWY_INLINE FloatVec UpdateVector(const AdamWFactors<float>& f, const G* g, float* p, float* m,
                                  float* v) {
   const FloatTag d;
-  const FloatVec grad = hn::Mul(hn::LoadU(d, g), hn::Set(d, f.clip));
+  const FloatVec grad = hn::Mul(LoadFloat(g), hn::Set(d, f.clip));
   const FloatVec m0 = hn::LoadU(d, m);
   const FloatVec m1 = hn::Add(m0, hn::Mul(hn::Set(d, f.one_minus_beta1), hn::Sub(grad, m0)));
   const FloatVec square = hn::Mul(hn::Mul(hn::Set(d, f.one_minus_beta2), grad), grad);
@@ -36,8 +37,9 @@ HWY_INLINE FloatVec UpdateVector(const AdamWFactors<float>& f, const float* g, f
   return p1;
 }
 
-void UpdateRange(const AdamWFactors<float>& f, const float* g, float* p, float* m, float* v,
-                 bf16* low, std::int64_t n) {
+template <class G>
+void UpdateRange(const AdamWFactors<float>& f, const G* g, float* p, float* m, float* v, bf16* low,
+                 std::int64_t n) {
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     const FloatVec updated = UpdateVector(f, g + i, p + i, m + i, v + i);
@@ -45,21 +47,31 @@ void UpdateRange(const AdamWFactors<float>& f, const float* g, float* p, float* 
   }
   if (i == n) return;
   // The rest in a whole vector of its own.
-  float rest[4][kLanes] = {};
+  G gradient[kLanes] = {};
+  float rest[3][kLanes] = {};
   const auto count = static_cast<std::size_t>(n - i);
-  std::copy_n(g + i, count, rest[0]);
-  std::copy_n(p + i, count, rest[1]);
-  std::copy_n(m + i, count, rest[2]);
-  std::copy_n(v + i, count, rest[3]);
-  const FloatVec updated = UpdateVector(f, rest[0], rest[1], rest[2], rest[3]);
-  std::copy_n(rest[1], count, p + i);
-  std::copy_n(rest[2], count, m + i);
-  std::copy_n(rest[3], count, v + i);
+  std::copy_n(g + i, count, gradient);
+  std::copy_n(p + i, count, rest[0]);
+  std::copy_n(m + i, count, rest[1]);
+  std::copy_n(v + i, count, rest[2]);
+  const FloatVec updated = UpdateVector(f, gradient, rest[0], rest[1], rest[2]);
+  std::copy_n(rest[0], count, p + i);
+  std::copy_n(rest[1], count, m + i);
+  std::copy_n(rest[2], count, v + i);
   if (low) {
     bf16 rounded[kLanes];
     StoreFloat(updated, rounded);
     std::copy_n(rounded, count, low + i);
   }
+}
+
+void UpdateByFloats(const AdamWFactors<float>& f, const float* g, float* p, float* m, float* v,
+                    bf16* low, std::int64_t n) {
+  UpdateRange(f, g, p, m, v, low, n);
+}
+void UpdateByHalves(const AdamWFactors<float>& f, const bf16* g, float* p, float* m, float* v,
+                    bf16* low, std::int64_t n) {
+  UpdateRange(f, g, p, m, v, low, n);
 }
 
 }  // namespace
@@ -71,7 +83,8 @@ HWY_AFTER_NAMESPACE();
 namespace cistron::ops {
 namespace {
 
-HWY_EXPORT(UpdateRange);
+HWY_EXPORT(UpdateByFloats);
+HWY_EXPORT(UpdateByHalves);
 
 Support SupportsAdamW(const AdamWProblem& problem) {
   if (problem.dtype == DType::kF64) return Support::No("fp64 runs in the reference");
@@ -87,17 +100,24 @@ void AdamWCpu(const Context&, const AdamWConfig& config, const AdamWScalars& sca
     AdamWConfig own = config;
     own.weight_decay = t.weight_decay;
     const AdamWFactors<float> factors = MakeAdamWFactors<float>(own, scalars);
-    const float* gradient = t.g.data<float>();
+    const auto* const floats = t.g.dtype() == DType::kF32 ? t.g.data<float>() : nullptr;
+    const auto* const halves = floats == nullptr ? t.g.data<bf16>() : nullptr;
     float* parameter = t.p.data<float>();
     float* first = t.m.data<float>();
     float* second = t.v.data<float>();
     bf16* rounded = t.low ? t.low.data<bf16>() : nullptr;
-    ParallelChunks(t.p.numel(), std::int64_t{1} << 14,
-                   [&](std::int64_t begin, std::int64_t end, int) {
-                     HWY_DYNAMIC_DISPATCH(UpdateRange)
-                     (factors, gradient + begin, parameter + begin, first + begin, second + begin,
-                      rounded ? rounded + begin : nullptr, end - begin);
-                   });
+    ParallelChunks(
+        t.p.numel(), std::int64_t{1} << 14, [&](std::int64_t begin, std::int64_t end, int) {
+          float *const p = parameter + begin, *const m = first + begin, *const v = second + begin;
+          bf16* const low = rounded ? rounded + begin : nullptr;
+          if (halves != nullptr) {
+            HWY_DYNAMIC_DISPATCH(UpdateByHalves)
+            (factors, halves + begin, p, m, v, low, end - begin);
+          } else {
+            HWY_DYNAMIC_DISPATCH(UpdateByFloats)
+            (factors, floats + begin, p, m, v, low, end - begin);
+          }
+        });
   }
 }
 

@@ -53,15 +53,15 @@ void UpdateAll(const AdamWConfig& config, const AdamWScalars& scalars,
 
 void AdamWRef(const Context&, const AdamWConfig& config, const AdamWScalars& scalars,
               std::span<const AdamWTensors> parameters) {
+  const bool low_gradient = parameters.front().g.dtype() == DType::kBF16;
   switch (parameters.front().p.dtype()) {
     case DType::kF64: return UpdateAll<double, double>(config, scalars, parameters);
-    case DType::kF32: return UpdateAll<float, float>(config, scalars, parameters);
-    default: break;
-  }
-  if (parameters.front().g.dtype() == DType::kF32) {
-    UpdateAll<bf16, float>(config, scalars, parameters);
-  } else {
-    UpdateAll<bf16, bf16>(config, scalars, parameters);
+    case DType::kF32:
+      return low_gradient ? UpdateAll<float, bf16>(config, scalars, parameters)
+                          : UpdateAll<float, float>(config, scalars, parameters);
+    default:
+      return low_gradient ? UpdateAll<bf16, bf16>(config, scalars, parameters)
+                          : UpdateAll<bf16, float>(config, scalars, parameters);
   }
 }
 

@@ -257,11 +257,76 @@ TEST(AdamW, StatesInBf16) {
   }
 }
 
+// fp32 parameters and moments by gradients in bf16: the bits of the update by the same values in
+// fp32, whether many are updated together, shards apart or one begins where packs do not.
+TEST(AdamW, MastersByGradientsInBf16) {
+  ForEachImplementation(
+      AdamWImpls(), AdamWProblem{DType::kF32, 1, true, DType::kBF16}, [](const Context& ctx) {
+        std::vector<State> expected, together;
+        std::vector<AdamWTensors> list;
+        for (const std::int64_t n : kAdamWSizes) {
+          const Tensor g = testing::Normal({n}, DType::kBF16, "g");
+          const State start = State::Random({n}, DType::kF32);
+          const State reference = start.Clone(), alone = start.Clone(), sharded = start.Clone();
+          reference.Update(Context().WithImpl("adamw=ref"), kConfig, Scalars(0.01, 5, 0.5),
+                           ConvertTo(g, DType::kF32));
+          alone.Update(ctx, kConfig, Scalars(0.01, 5, 0.5), g);
+          ExpectSameBits(alone, reference);
+          const std::int64_t cut = n / 2;
+          for (const auto& [begin, length] : {std::pair{std::int64_t{0}, cut}, {cut, n - cut}}) {
+            sharded.Slice(begin, length)
+                .Update(ctx, kConfig, Scalars(0.01, 5, 0.5), g.Slice(0, begin, length));
+          }
+          ExpectSameBits(sharded, reference);
+          expected.push_back(reference);
+          together.push_back(start);
+          list.push_back({g, start.p, start.m, start.v, start.low, kConfig.weight_decay});
+        }
+        AdamWOfAll(ctx, kConfig, Scalars(0.01, 5, 0.5), list);
+        for (std::size_t i = 0; i < list.size(); ++i) ExpectSameBits(together[i], expected[i]);
+      });
+}
+
+// The first update in closed form: with v̂ = g² and eps = 0 it is lr·sign of the gradient after the
+// decay, of whatever the gradient was rounded to; moments tell that it was the rounded one.
+TEST(AdamW, FirstUpdateIsThatOfTheRoundedGradient) {
+  AdamWConfig config = kConfig;
+  config.eps = 0;
+  ForEachImplementation(
+      AdamWImpls(), AdamWProblem{DType::kF32, 1, true, DType::kBF16}, [&](const Context& ctx) {
+        const std::int64_t n = 40007;
+        const Tensor exact = testing::Normal({n}, DType::kF32, "g"),
+                     g = ConvertTo(exact, DType::kBF16);
+        const State s = State::Random({n}, DType::kF32), before = s.Clone();
+        FillZero(s.m);
+        FillZero(s.v);
+        const double lr = 0.125;
+        s.Update(ctx, config, Scalars(lr, 1), g);
+        std::int64_t rounded = 0;
+        for (std::int64_t i = 0; i < n; ++i) {
+          const double gradient = ElementAsDouble(g, i), p0 = ElementAsDouble(before.p, i);
+          if (gradient != ElementAsDouble(exact, i)) ++rounded;
+          // Factors are rounded once, products twice.
+          EXPECT_NEAR(ElementAsDouble(s.m, i), 0.1 * gradient,
+                      check::Gamma(3, DType::kF32) * std::abs(gradient));
+          EXPECT_NEAR(ElementAsDouble(s.v, i), 0.05 * gradient * gradient,
+                      check::Gamma(4, DType::kF32) * gradient * gradient);
+          EXPECT_NEAR(ElementAsDouble(s.p, i),
+                      p0 * (1 - lr * config.weight_decay) - std::copysign(lr, gradient),
+                      check::Gamma(12, DType::kF32) * (std::abs(p0) + lr));
+        }
+        EXPECT_GT(rounded, n / 2);  // else the moments would not tell
+      });
+}
+
 TEST(AdamW, RefusesWrongArguments) {
   const Context ctx;
   const Tensor t = Tensor::Zeros({4}, DType::kF32), half = Tensor::Zeros({4}, DType::kBF16);
   EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 0), t, t.Clone(), t.Clone(), t.Clone(), {}), Error);
-  EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 1), half, t, t.Clone(), t.Clone(), {}), Error);
+  const Tensor wide = Tensor::Zeros({4}, DType::kF64);
+  EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 1), wide, t, t.Clone(), t.Clone(), {}), Error);
+  EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 1), half, wide, wide.Clone(), wide.Clone(), {}),
+               Error);
   EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 1), half, half, half, half, half), Error);
   EXPECT_THROW(AdamW(ctx, kConfig, Scalars(1, 1), half, half, t, half, {}), Error);
   EXPECT_THROW(AdamW(ctx, {.beta1 = 1.0}, Scalars(1, 1), t, t.Clone(), t.Clone(), t.Clone(), {}),
