@@ -1,0 +1,227 @@
+// The kernels of an exchange with all ranks on one GPU, each on a stream of its own: what they do
+// where rows do not fit and where a rank does not come. (What they do else needs ranks with a GPU
+// each: expert_exchange_test.)
+#include "cistron/parallel/cuda/row_exchange_kernel.cuh"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "cistron/tensor/cuda/check.h"
+#include "cistron/tensor/cuda_backend.h"
+
+namespace cistron::parallel::exchange_kernels {
+namespace {
+
+using cuda::Check;
+
+constexpr int kTwo = 2, kExperts = 4, kLocal = 2, kRows = 6, kWidth = 8;  // floats of a row
+constexpr Word kNoLimit = 600'000'000'000;  // of a kernel that must not wait
+
+// Memory that the host and the GPU read and write.
+template <class T>
+class Shared {
+ public:
+  explicit Shared(std::size_t n, T value) : n_(n) {
+    Check(cudaMallocManaged(&data_, n * sizeof(T)), "cudaMallocManaged");
+    for (std::size_t i = 0; i < n; ++i) data_[i] = value;
+  }
+  ~Shared() { cudaFree(data_); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  T* get() const { return data_; }
+  T& operator[](std::size_t i) const { return data_[i]; }
+  std::vector<T> All() const { return {data_, data_ + n_}; }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t n_;
+};
+
+struct Rank {
+  Shared<Word> control{static_cast<std::size_t>(Control::Words(kTwo, kExperts)), 0};
+  Shared<double> flag{1, 0};
+  Shared<std::int64_t> needed{1, 0};
+  Shared<std::int32_t> waits_for{kRanks, 0};
+  Shared<std::int64_t> sent{kExperts, 0};  // rows for each expert
+  Shared<std::int64_t> counts{kTwo * kExperts, -7}, sizes{kLocal, -7};
+  Shared<std::int64_t> out_begins{kExperts + 1, -7}, out_places{kExperts, -7};
+  Shared<std::int64_t> back_begins{kLocal * kTwo + 1, -7}, back_places{kLocal * kTwo, -7};
+  // This rank's rows, those that came to its experts, and those that came back.
+  Shared<float> own{kRows * kWidth, 1}, received{2 * kRows * kWidth, kPoison},
+      returned{kRows * kWidth, kPoison}, values{2 * kRows, 1}, values_returned{kRows, kPoison};
+  Shared<std::int32_t> slots{kRows, 0};
+  cudaStream_t stream = nullptr;
+
+  static constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
+  Rank() {
+    for (int r = 0; r < kRows; ++r) slots[static_cast<std::size_t>(r)] = r;
+    Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  ~Rank() { cudaStreamDestroy(stream); }
+};
+
+class RowExchangeKernels : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (cuda::Devices().empty()) GTEST_SKIP() << "no GPU";
+    ranks_.resize(kTwo);
+    for (auto& r : ranks_) r = std::make_unique<Rank>();
+  }
+
+  WaitArgs Waits(int rank, Word limit) const {
+    WaitArgs a{};
+    a.rank = rank;
+    a.ranks = kTwo;
+    a.experts = kExperts;
+    for (int r = 0; r < kTwo; ++r) a.control[r] = At(r).control.get();
+    a.status = {At(rank).flag.get(), At(rank).needed.get()};
+    a.waits_for = At(rank).waits_for.get();
+    a.limit_ns = limit;
+    return a;
+  }
+  // Rows to experts, as RowExchange::Out.
+  void Out(int rank, std::int64_t capacity, Word limit) const {
+    Rank& own = At(rank);
+    EnterArgs a{};
+    static_cast<WaitArgs&>(a) = Waits(rank, limit);
+    a.split_sizes = own.sent.get();
+    a.capacity = capacity;
+    a.counts = own.counts.get();
+    a.local_sizes = own.sizes.get();
+    a.out_begins = own.out_begins.get();
+    a.out_places = own.out_places.get();
+    a.back_begins = own.back_begins.get();
+    a.back_places = own.back_places.get();
+    enter_kernel<<<1, kWaitThreads, 0, own.stream>>>(a);
+    PushArgs p = Push(rank, own.own.get(), own.out_begins, own.out_places, kExperts);
+    p.slot_of_row = own.slots.get();
+    p.runs_of_rank = kLocal;
+    for (int r = 0; r < kTwo; ++r) p.to[r] = Bytes(At(r).received.get());
+    push_kernel<uint4><<<2, kPushThreads, 0, own.stream>>>(p);
+    leave_kernel<<<1, kWaitThreads, 0, own.stream>>>(Waits(rank, limit));
+    Check(cudaGetLastError(), "launch");
+  }
+  // Rows back, as RowExchange::Back.
+  void Back(int rank, Word limit) const {
+    Rank& own = At(rank);
+    EnterArgs a{};
+    static_cast<WaitArgs&>(a) = Waits(rank, limit);
+    enter_kernel<<<1, kWaitThreads, 0, own.stream>>>(a);
+    PushArgs p = Push(rank, own.received.get(), own.back_begins, own.back_places, kLocal * kTwo);
+    for (int r = 0; r < kTwo; ++r) {
+      p.to[r] = Bytes(At(r).returned.get());
+      p.values_to[r] = At(r).values_returned.get();
+    }
+    p.values = own.values.get();
+    p.own_rows = Bytes(own.returned.get());
+    p.own_values = own.values_returned.get();
+    p.own = kRows;
+    push_kernel<uint4><<<2, kPushThreads, 0, own.stream>>>(p);
+    leave_kernel<<<1, kWaitThreads, 0, own.stream>>>(Waits(rank, limit));
+    Check(cudaGetLastError(), "launch");
+  }
+  void Route(int rank, const std::array<std::int64_t, kExperts>& rows) const {
+    for (std::size_t e = 0; e < kExperts; ++e) At(rank).sent[e] = rows[e];
+  }
+  static void Wait() { Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+  Rank& At(int rank) const { return *ranks_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  static std::byte* Bytes(float* p) { return reinterpret_cast<std::byte*>(p); }
+  PushArgs Push(int rank, float* from, const Shared<std::int64_t>& begins,
+                const Shared<std::int64_t>& places, int runs) const {
+    PushArgs p{};
+    p.from = Bytes(from);
+    p.stride = p.width = kWidth * sizeof(float);
+    p.top_k = 1;
+    p.begins = begins.get();
+    p.places = places.get();
+    p.runs = runs;
+    p.ranks = kTwo;
+    p.status = At(rank).flag.get();
+    return p;
+  }
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+const std::vector<float> kOnes(kRows * kWidth, 1), kZeros(kRows * kWidth, 0);
+
+TEST_F(RowExchangeKernels, BringRowsToExpertsAndBack) {
+  Route(0, {2, 1, 0, 3});
+  Route(1, {0, 0, 2, 4});
+  for (int step = 0; step < 3; ++step) {
+    for (int r = 0; r < kTwo; ++r) Out(r, 2 * kRows, kNoLimit);
+    for (int r = 0; r < kTwo; ++r) Back(r, kNoLimit);
+    Wait();
+    for (int r = 0; r < kTwo; ++r) {
+      EXPECT_EQ(At(r).flag[0], 0);
+      EXPECT_EQ(At(r).returned.All(), kOnes);
+    }
+    EXPECT_EQ(At(0).sizes.All(), (std::vector<std::int64_t>{2, 1}));
+    EXPECT_EQ(At(1).sizes.All(), (std::vector<std::int64_t>{2, 7}));
+    EXPECT_EQ(At(1).received[9 * kWidth - 1], 1);
+    EXPECT_TRUE(std::isnan(At(1).received[9 * kWidth]));
+  }
+}
+
+// A model that goes on with NaN would look as one that has diverged.
+TEST_F(RowExchangeKernels, RowsThatDoNotFitComeBackAsZeros) {
+  Route(0, {2, 1, 0, 3});
+  Route(1, {0, 0, 2, 4});
+  for (int r = 0; r < kTwo; ++r) Out(r, 8, kNoLimit);
+  for (int r = 0; r < kTwo; ++r) Back(r, kNoLimit);
+  Wait();
+  for (int r = 0; r < kTwo; ++r) {
+    SCOPED_TRACE(r);
+    EXPECT_TRUE(std::isinf(At(r).flag[0]));
+    EXPECT_EQ(At(r).needed[0], 9);
+    EXPECT_EQ(At(r).sizes.All(), (std::vector<std::int64_t>{0, 0}));
+    EXPECT_EQ(At(r).returned.All(), kZeros);
+    EXPECT_EQ(At(r).values_returned.All(), std::vector<float>(kRows, 0));
+    EXPECT_TRUE(std::isnan(At(r).received[0]));
+  }
+  // The step is made again.
+  for (int r = 0; r < kTwo; ++r) At(r).flag[0] = 0;
+  for (int r = 0; r < kTwo; ++r) At(r).needed[0] = 0;
+  for (int r = 0; r < kTwo; ++r) Out(r, 9, kNoLimit);
+  for (int r = 0; r < kTwo; ++r) Back(r, kNoLimit);
+  Wait();
+  for (int r = 0; r < kTwo; ++r) EXPECT_EQ(At(r).returned.All(), kOnes);
+}
+
+// Kernels that would wait have a limit of minutes here, over which the test would be ended.
+TEST_F(RowExchangeKernels, ARankThatWaitedInVainWaitsForNothingMore) {
+  Route(0, {2, 1, 0, 3});
+  Route(1, {0, 0, 2, 4});
+  Out(0, 2 * kRows, 20'000'000);
+  for (int step = 0; step < 3; ++step) {
+    Back(0, kNoLimit);
+    Wait();
+    EXPECT_TRUE(std::isnan(At(0).flag[0]));
+    EXPECT_EQ(At(0).needed[0], -1);
+    EXPECT_EQ(At(0).waits_for[1], 1);
+    EXPECT_EQ(At(0).sizes.All(), (std::vector<std::int64_t>{0, 0}));
+    EXPECT_EQ(At(0).returned.All(), kZeros);
+    EXPECT_TRUE(std::isnan(At(1).received[0])) << "pushed all the same";
+    // The next step, queued before the host has looked.
+    At(0).flag[0] = 0;
+    At(0).needed[0] = 0;
+    Out(0, 2 * kRows, kNoLimit);
+  }
+  // The other one, too late, learns of it at once.
+  Out(1, 2 * kRows, kNoLimit);
+  Back(1, kNoLimit);
+  Wait();
+  EXPECT_TRUE(std::isnan(At(1).flag[0]));
+  EXPECT_EQ(At(1).needed[0], -1);
+  EXPECT_EQ(At(1).returned.All(), kZeros);
+  EXPECT_TRUE(std::isnan(At(0).received[0]));
+}
+
+}  // namespace
+}  // namespace cistron::parallel::exchange_kernels
