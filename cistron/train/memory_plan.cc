@@ -12,6 +12,7 @@
 
 #include "cistron/base/log.h"
 #include "cistron/base/threads.h"
+#include "cistron/comm/nccl/nccl.h"
 #include "cistron/ops/attention/attention_cudnn_shape.h"
 #include "cistron/ops/cross_entropy/cross_entropy_impls.h"
 #include "cistron/ops/grouped_mlp/grouped_mlp.h"
@@ -139,6 +140,7 @@ class Step {
       lasting_.push_back(Take(kCommunication, name, bytes));
     };
     take("collectives", cuda_ ? kCollectiveReserve : kHostScratch);
+    if (cuda_) take("sums of gradients", SumScratch());
     if (p_.sharding != Sharding::kFull) return;
     // Whole weights of those in use and of the next, and whole gradients on their way to the
     // shards: no more than those of a layer. With several micro-batches whole gradients add up
@@ -157,6 +159,21 @@ class Step {
     for (const auto& [layer, n] : whole) largest = std::max(largest, n);
     take("gathered weights", largest * size_);
     take("gradients to reduce", (p_.one_micro_batch ? largest : all) * compute_);
+  }
+
+  // Where more than two GPUs have a gradient, sums in their order take memory beside it, as much as
+  // the largest of those that are under way together (comm/nccl/nccl.h).
+  std::int64_t SumScratch() const {
+    std::int64_t dense = 0, experts = 0;
+    for (const model::ParameterInfo& parameter : model::MixtralParameters(c_)) {
+      const bool expert = IsRoutedExpert(parameter.name);
+      if ((expert ? p_.dp : p_.Ranks()) <= 2) continue;
+      const std::int64_t bytes =
+          parameter.shape.numel() / (expert ? p_.ep : 1) * GradientSize(p_, parameter);
+      std::int64_t& largest = expert ? experts : dense;
+      largest = std::max(largest, std::min(bytes, comm::nccl::kSumScratchBytes));
+    }
+    return dense + experts;
   }
 
   // Widths of a row.

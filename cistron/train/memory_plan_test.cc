@@ -87,6 +87,29 @@ TEST(MemoryPlan, KindsOfAGpuStep) {
   EXPECT_LT(PlanMemory(p).peak_bytes, plan.peak_bytes);
 }
 
+// Sums of gradients on more than two GPUs: the largest dense gradient, 4096 × 4096 in fp32, and one
+// of experts, of which no more than 256 MiB are summed at once.
+TEST(MemoryPlan, SumsOverManyGpusTakeMemory) {
+  MemoryProblem p = MemoryProblemOf(NamedBenchShape("8x7b_2layers"),
+                                    {.precision = Precision::kBf16}, DeviceType::kCuda);
+  const auto scratch = [&p](std::int64_t dp, std::int64_t ep, Sharding sharding) {
+    p.dp = dp;
+    p.ep = ep;
+    p.sharding = sharding;
+    for (const MemoryTerm& t : PlanMemory(p).terms) {
+      if (t.name == "sums of gradients") return t.bytes >> 20;
+    }
+    return std::int64_t{0};
+  };
+  for (const Sharding sharding : {Sharding::kNone, Sharding::kFull}) {
+    EXPECT_EQ(scratch(1, 2, sharding), 0);  // NCCL adds two ranks in their order by itself
+    EXPECT_EQ(scratch(2, 1, sharding), 0);
+    EXPECT_EQ(scratch(1, 4, sharding), 64);
+    EXPECT_EQ(scratch(2, 2, sharding), 64);
+    EXPECT_EQ(scratch(4, 1, sharding), 64 + 256);
+  }
+}
+
 TEST(MemoryPlan, ACpuWithTooLittleIsWarned) {
   const MemoryProblem problem =
       MemoryProblemOf(NamedBenchShape("small"), BenchOptions{}, DeviceType::kCpu);

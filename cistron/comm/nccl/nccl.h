@@ -14,9 +14,9 @@
 // that adds them, in order and in fp32 for bf16, and come back: as many bytes as NCCL's ring moves.
 //
 // Errors. NCCL's own, those of the device, and operations that have not ended after Options::limit
-// (counted from the call, so the device's work before is part of it) are found by a thread that
-// watches; it names rank, operation, place and the operation that finished last, and calls
-// ConnectOptions::on_failure: nobody can wake a stream that waits for another GPU.
+// (counted from when the device reaches them) are found by a thread that watches; it names rank,
+// operation, place and the operation that finished last, and calls ConnectOptions::on_failure:
+// nobody can wake a stream that waits for another GPU.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +35,9 @@ bool IsBuilt();
 // "NCCL 2.28.9", or why there is none.
 std::string Describe();
 
+// Enough for the full speed of the links.
+inline constexpr std::int64_t kSumScratchBytes = std::int64_t{256} << 20;
+
 struct ConnectOptions {
   Options communicator{};
   // Sums in the order of the ranks; else in NCCL's, where NCCL has the operation.
@@ -42,8 +45,8 @@ struct ConnectOptions {
   // Leaves NCCL no sum at all, not even one of two ranks: for tests.
   bool own_sums = false;
   // Memory that a reduction which is not NCCL's takes at once; it makes rounds where it needs more.
-  // 256 MiB: enough for the full speed of the links.
-  std::int64_t scratch_bytes = std::int64_t{256} << 20;
+  // Those that are started share one such memory, as large as the largest of them has needed.
+  std::int64_t scratch_bytes = kSumScratchBytes;
   // Called once, in the thread that watches. Without it the message is written to standard error
   // and the process ends with status 1, whereupon mpirun or srun ends the others.
   std::function<void(const Error&)> on_failure{};

@@ -156,7 +156,9 @@ class NcclCommunicator final : public Communicator {
   void CheckSameOperation(const Operation& op);
   void Connect();
   bool AddsHere(const Operation& op) const;
+  std::int64_t ScratchBytes(const Operation& op) const;
   Tensor Scratch(const Operation& op) const;
+  Tensor SideScratch(const Operation& op);
   std::shared_ptr<EventHandle> Queue(const Operation& op, cudaStream_t stream,
                                      const Tensor& scratch);
   void Carry(const Operation& op, cudaStream_t stream, const Tensor& scratch);
@@ -172,6 +174,7 @@ class NcclCommunicator final : public Communicator {
   ncclComm_t comm_ = nullptr;
   cudaStream_t side_ = nullptr;              // of operations that are started
   std::shared_ptr<EventHandle> side_ended_;  // the last of them
+  Tensor side_scratch_;                      // of all of them, which run one after the other
   std::int64_t sequence_ = 0;
 };
 
@@ -220,15 +223,14 @@ Work NcclCommunicator::Start(Operation op) {
     cuda::Check(cudaStreamCreateWithPriority(&side_, cudaStreamNonBlocking, greatest),
                 "cudaStreamCreate");
   }
-  const Tensor scratch = Scratch(op);
+  const Tensor scratch = SideScratch(op);
   // After the scratch memory was given out: what used it before is queued on the main stream.
   const EventHandle given;
   cuda::Check(cudaEventRecord(given.get(), Main()), "cudaEventRecord");
   cuda::Check(cudaStreamWaitEvent(side_, given.get(), 0), "cudaStreamWaitEvent");
   side_ended_ = Queue(op, side_, scratch);
-  std::vector<Tensor> kept = {op.input, op.output};
-  if (scratch) kept.push_back(scratch);
-  return Work(std::make_shared<StreamWork>(shared_->device, side_ended_, std::move(kept)));
+  return Work(std::make_shared<StreamWork>(shared_->device, side_ended_,
+                                           std::vector<Tensor>{op.input, op.output}));
 }
 
 Work NcclCommunicator::ByControl(const Operation& op) {
@@ -316,12 +318,12 @@ std::shared_ptr<EventHandle> NcclCommunicator::Queue(const Operation& op, cudaSt
   if (size() > 1) {
     if (shared_->options.communicator.checked) CheckSameOperation(op);
     shared_->watchdog.Begin(
-        *subject_, fmt::format("operation {}, {}", sequence_, comm::Describe(op.signature)));
+        *subject_, fmt::format("operation {}, {}", sequence_, comm::Describe(op.signature)),
+        EventHandle::Recorded(stream));
     Connect();
   }
   Carry(op, stream, scratch);
-  auto ended = std::make_shared<EventHandle>();
-  cuda::Check(cudaEventRecord(ended->get(), stream), "cudaEventRecord");
+  auto ended = EventHandle::Recorded(stream);
   if (size() > 1) shared_->watchdog.Queued(*subject_, ended);
   return ended;
 }
@@ -329,11 +331,10 @@ std::shared_ptr<EventHandle> NcclCommunicator::Queue(const Operation& op, cudaSt
 void NcclCommunicator::Watch(const std::string& text, const std::function<void()>& queue,
                              const std::function<std::string()>& why) {
   ++sequence_;
-  shared_->watchdog.Begin(*subject_, fmt::format("operation {}, {}", sequence_, text), why);
+  shared_->watchdog.Begin(*subject_, fmt::format("operation {}, {}", sequence_, text),
+                          EventHandle::Recorded(Main()), why);
   queue();
-  auto ended = std::make_shared<EventHandle>();
-  cuda::Check(cudaEventRecord(ended->get(), Main()), "cudaEventRecord");
-  shared_->watchdog.Queued(*subject_, ended);
+  shared_->watchdog.Queued(*subject_, EventHandle::Recorded(Main()));
 }
 
 // Whether a reduction is added by reduce_ranks.h. NCCL keeps the order of the ranks where there are
@@ -348,16 +349,35 @@ bool NcclCommunicator::AddsHere(const Operation& op) const {
   return options.rank_order && size() > 2;
 }
 
-Tensor NcclCommunicator::Scratch(const Operation& op) const {
-  if (!AddsHere(op)) return {};
-  const std::int64_t n = size(), element = ElementBytes(op);
+std::int64_t NcclCommunicator::ScratchBytes(const Operation& op) const {
+  if (!AddsHere(op)) return 0;
+  const std::int64_t n = size();
   const std::int64_t own = op.signature.kind == OpKind::kReduceScatter
-                               ? op.from[0] * element
+                               ? op.from[0] * ElementBytes(op)
                                : (op.input.bytes() + n - 1) / n + 2 * kAlign;
   // No less than a round's smallest part from each.
-  const std::int64_t most = std::max(shared_->options.scratch_bytes, n * 2 * kAlign);
-  return Tensor::Empty({std::min(n * own, most)}, DType::kU8,
-                       cuda::DeviceAllocator(shared_->device.index));
+  return std::min(n * own, std::max(shared_->options.scratch_bytes, n * 2 * kAlign));
+}
+
+Tensor NcclCommunicator::Scratch(const Operation& op) const {
+  const std::int64_t bytes = ScratchBytes(op);
+  if (bytes == 0) return {};
+  return Tensor::Empty({bytes}, DType::kU8, cuda::DeviceAllocator(shared_->device.index));
+}
+
+// As many bytes as Scratch's, so that rounds are the same, however many sums are under way.
+Tensor NcclCommunicator::SideScratch(const Operation& op) {
+  const std::int64_t bytes = ScratchBytes(op);
+  if (bytes == 0) return {};
+  if (!side_scratch_ || side_scratch_.bytes() < bytes) {
+    // Memory is given out again in the order of the main stream, which must be behind its last use.
+    if (side_ended_) {
+      cuda::Check(cudaStreamWaitEvent(Main(), side_ended_->get(), 0), "cudaStreamWaitEvent");
+    }
+    side_scratch_ = {};
+    side_scratch_ = Scratch(op);
+  }
+  return side_scratch_.Slice(0, 0, bytes);
 }
 
 void NcclCommunicator::Carry(const Operation& op, cudaStream_t stream, const Tensor& scratch) {

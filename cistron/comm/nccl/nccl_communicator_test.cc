@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 
@@ -74,6 +75,37 @@ TEST(Reductions, AreNcclsWhereItsOrderIsThatOfTheRanks) {
   EXPECT_EQ(sums(1, {}), 0);
 }
 
+// However many sums are under way, the memory of one is enough.
+TEST(Reductions, SumsThatAreStartedShareTheirScratchMemory) {
+  constexpr std::int64_t kElements = 3000;
+  std::atomic<std::int64_t> most{0};
+  RunOn(3, {}, [&](Communicator& world) {
+    std::vector<Tensor> tensors;
+    for (const std::int64_t n : {kElements / 2, kElements, kElements, kElements / 3, kElements}) {
+      const Tensor host = Tensor::Zeros({n}, DType::kF32);
+      for (float& x : host.span<float>()) x = static_cast<float>(world.rank() + 1);
+      tensors.push_back(host.To(kHostGpu));
+    }
+    world.Barrier();
+    const std::int64_t before = LiveBytes();
+    world.Barrier();
+    std::vector<Work> works;
+    for (const Tensor& t : tensors) works.push_back(world.AllReduceAsync(t));
+    world.Barrier();
+    most = LiveBytes() - before;
+    world.Barrier();
+    for (Work& work : works) work.Wait();
+    for (const Tensor& t : tensors) {
+      const Tensor sum = t.ToHost();
+      EXPECT_EQ(sum.span<float>().front(), 6);
+      EXPECT_EQ(sum.span<float>().back(), 6);
+    }
+  });
+  // Of each rank: the largest, and what makes its thirds multiples of 16 bytes.
+  EXPECT_GE(most, 3 * kElements * 4);
+  EXPECT_LE(most, 3 * (kElements * 4 + 3 * 48));
+}
+
 TEST(Reductions, TensorsOfTheHostGoByTheControlCommunicator) {
   RunOn(3, {}, [](Communicator& world) {
     const Tensor t = Tensor::Zeros({1}, DType::kI64);
@@ -136,16 +168,45 @@ TEST(Watchdog, NamesRankOperationAndTheOneThatFinishedLast) {
     world->AllReduce(Tensor::Zeros({4}, DType::kF32).To(kHostGpu));
     std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it sees the end of the first
     control.Barrier();
-    LetEventsEnd(false);
+    LetEventsEnd(1);  // the GPU reaches the second, which does not end
     world->AllReduce(Tensor::Zeros({5}, DType::kF32).To(kHostGpu));
     std::unique_lock lock(mutex);
     changed.wait_for(lock, std::chrono::seconds(20), [&] { return !message.empty(); });
     LetEventsBeFreed(true);
   });
-  LetEventsEnd(true);
   EXPECT_THAT(message, ::testing::StartsWith("comm: rank 0 of 2 in 'world' (nccl): operation 2, "
                                              "all_reduce sum of 5 f32: not ended after 0."));
   EXPECT_THAT(message, ::testing::HasSubstr("finished last: operation 1, all_reduce sum of 4 f32"));
+}
+
+// Hosts are steps ahead of the GPU; what it computes until it reaches an operation is no waiting.
+TEST(Watchdog, CountsFromWhenTheGpuReachesAnOperation) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::string message;
+  const auto told = [&](std::chrono::milliseconds within) {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, within, [&] { return !message.empty(); });
+  };
+  RunRanks(1, [&](Communicator& alone) {
+    ConnectOptions options;
+    options.communicator.limit = std::chrono::milliseconds(300);
+    options.on_failure = [&](const Error& e) {
+      const std::lock_guard lock(mutex);
+      message = e.message();
+      changed.notify_all();
+    };
+    const auto world = MakeNcclCommunicator(alone, kHostGpu, options);
+    LetEventsEnd(0);
+    for (const char* text : {"first", "second"}) Watch(*world, text, [] {});
+    EXPECT_FALSE(told(std::chrono::milliseconds(1000))) << "before either was reached: " << message;
+    LetEventsEnd(-2);  // the first has ended, the second is not reached
+    EXPECT_FALSE(told(std::chrono::milliseconds(1000))) << "before the second was: " << message;
+    LetEventsEnd(-1);
+    EXPECT_TRUE(told(std::chrono::seconds(20)));
+    LetEventsEnd(0);
+  });
+  EXPECT_THAT(message, ::testing::HasSubstr("operation 2, second: not ended after 0."));
 }
 
 }  // namespace

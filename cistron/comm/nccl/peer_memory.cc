@@ -96,7 +96,7 @@ std::string WhyNoPeers(Communicator& group, Device device) {
     if (a.reach == Reach::kReaches) continue;
     return fmt::format("for rank {} rank {} {}", r, a.rank, TextOf(a.reach));
   }
-  return {};
+  return WhyTrialFails(group, device);
 }
 
 // Memory of every rank that was taken from the driver at once, where this process sees it.
@@ -122,10 +122,45 @@ struct PeerMemory::State {
   AllocatorStats stats;
 };
 
+namespace {
+
+// What a rank could not do for the others, told to all of them.
+struct Step {
+  enum class Kind : std::int32_t { kDone, kTake, kShare, kOpen };
+  Kind kind = Kind::kDone;
+  cudaError_t status = cudaSuccess;
+  std::int32_t other = 0;  // whose memory could not be opened
+};
+
+// The same on every rank.
+void ThrowWhereOneFailed(const std::vector<Step>& steps, std::size_t bytes) {
+  for (std::size_t r = 0; r < steps.size(); ++r) {
+    const Step& s = steps[r];
+    const char* why = cudaGetErrorString(s.status);
+    switch (s.kind) {
+      case Step::Kind::kDone: continue;
+      case Step::Kind::kTake:
+        if (s.status == cudaErrorMemoryAllocation) {
+          CISTRON_THROW(kOutOfMemory,
+                        "memory: the GPU of rank {} has no {} MiB for other ranks: {}", r,
+                        bytes >> 20, why);
+        }
+        CISTRON_THROW(kInternal, "memory: the GPU of rank {} failed: {}", r, why);
+      case Step::Kind::kShare:
+        CISTRON_THROW(kUnsupported, "memory: rank {} cannot share memory of its GPU: {}", r, why);
+      case Step::Kind::kOpen:
+        CISTRON_THROW(kUnsupported, "memory: rank {} cannot open memory of rank {}'s GPU: {}", r,
+                      s.other, why);
+    }
+  }
+}
+
+}  // namespace
+
 void* PeerMemory::State::Take(std::size_t bytes) {
-  Check(cudaSetDevice(device.index), "cudaSetDevice");
   void* own = nullptr;
-  cudaError_t status = cudaMalloc(&own, bytes);
+  cudaError_t status = cudaSetDevice(device.index);
+  if (status == cudaSuccess) status = cudaMalloc(&own, bytes);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     cuda::TrimDeviceMemory(device.index);
@@ -133,28 +168,52 @@ void* PeerMemory::State::Take(std::size_t bytes) {
   }
   struct Offer {
     cudaIpcMemHandle_t handle{};
-    std::int32_t failed = 0;
+    Step step;
   } offer;
   if (status == cudaSuccess) status = cudaMemset(own, 0xff, bytes);
   if (status == cudaSuccess) status = cudaDeviceSynchronize();
-  if (status == cudaSuccess) status = cudaIpcGetMemHandle(&offer.handle, own);
-  if (status != cudaSuccess) cudaGetLastError();
-  offer.failed = status == cudaSuccess ? 0 : 1;
-  const std::vector<Offer> offers = GatherBytes(group, offer);
-  for (int r = 0; r < group.size(); ++r) {
-    if (offers[static_cast<std::size_t>(r)].failed == 0) continue;
-    CISTRON_THROW(kOutOfMemory, "memory: rank {} cannot share {} MiB of its GPU{}", r, bytes >> 20,
-                  r == group.rank() ? fmt::format(": {}", cudaGetErrorString(status)) : "");
+  if (status != cudaSuccess) {
+    offer.step = {Step::Kind::kTake, status};
+  } else if (status = cudaIpcGetMemHandle(&offer.handle, own); status != cudaSuccess) {
+    offer.step = {Step::Kind::kShare, status};
   }
+  std::vector<Step> steps;
+  const std::vector<Offer> offers = GatherBytes(group, offer);
+  for (const Offer& o : offers) steps.push_back(o.step);
   Segment segment{bytes, {}};
-  for (int r = 0; r < group.size(); ++r) {
-    void* there = own;
-    if (r != group.rank()) {
-      Check(cudaIpcOpenMemHandle(&there, offers[static_cast<std::size_t>(r)].handle,
-                                 cudaIpcMemLazyEnablePeerAccess),
-            "cudaIpcOpenMemHandle");
+  const auto give_back = [&] {
+    cudaGetLastError();
+    for (std::size_t r = 0; r < segment.of_rank.size(); ++r) {
+      if (static_cast<int>(r) != group.rank() && segment.of_rank[r] != nullptr) {
+        cudaIpcCloseMemHandle(segment.of_rank[r]);
+      }
     }
-    segment.of_rank.push_back(static_cast<std::byte*>(there));
+    group.Barrier();  // before it is freed it is closed everywhere
+    if (own != nullptr) cudaFree(own);
+  };
+  const auto all_done = [&] {
+    return std::all_of(steps.begin(), steps.end(),
+                       [](const Step& s) { return s.kind == Step::Kind::kDone; });
+  };
+  if (all_done()) {
+    Step opened;
+    for (int r = 0; r < group.size() && opened.kind == Step::Kind::kDone; ++r) {
+      void* there = own;
+      if (r != group.rank()) {
+        status = cudaIpcOpenMemHandle(&there, offers[static_cast<std::size_t>(r)].handle,
+                                      cudaIpcMemLazyEnablePeerAccess);
+        if (status != cudaSuccess) {
+          there = nullptr;
+          opened = {Step::Kind::kOpen, status, r};
+        }
+      }
+      segment.of_rank.push_back(static_cast<std::byte*>(there));
+    }
+    steps = GatherBytes(group, opened);
+  }
+  if (!all_done()) {
+    give_back();
+    ThrowWhereOneFailed(steps, bytes);
   }
   segments.push_back(std::move(segment));
   return own;
@@ -169,6 +228,55 @@ std::pair<std::size_t, std::size_t> PeerMemory::State::Find(const void* own) con
     }
   }
   CISTRON_THROW(kInternal, "memory: an address is not of the ranks' shared memory");
+}
+
+std::string WhyTrialFails(Communicator& group, Device device) {
+  const auto ranks = static_cast<std::size_t>(group.size());
+  const auto rank = static_cast<std::size_t>(group.rank());
+  try {
+    PeerMemory memory(group, device);
+    const std::size_t bytes = ranks * sizeof(std::uint64_t);
+    void* own = memory.Allocate(bytes);
+    // Every rank writes its number, plus one, to its place with every rank.
+    const std::uint64_t mine = rank + 1;
+    struct Answer {
+      cudaError_t status = cudaSuccess;
+      std::int32_t other = 0;
+      bool differs = false;
+    } answer;
+    for (std::size_t r = 0; r < ranks && answer.status == cudaSuccess; ++r) {
+      const int other = static_cast<int>(r);
+      answer = {cudaMemcpy(memory.At(other, own) + rank * sizeof(mine), &mine, sizeof(mine),
+                           cudaMemcpyDefault),
+                other};
+    }
+    if (answer.status == cudaSuccess) answer.status = cudaDeviceSynchronize();
+    group.Barrier();
+    std::vector<std::uint64_t> words(ranks);
+    if (answer.status == cudaSuccess) {
+      answer.status = cudaMemcpy(words.data(), own, bytes, cudaMemcpyDefault);
+      for (std::size_t r = 0; r < ranks && !answer.differs; ++r) {
+        answer = {answer.status, static_cast<std::int32_t>(r), words[r] != r + 1};
+      }
+    }
+    cudaGetLastError();
+    const std::vector<Answer> answers = GatherBytes(group, answer);
+    memory.Deallocate(own, bytes);
+    for (std::size_t r = 0; r < ranks; ++r) {
+      if (answers[r].status == cudaSuccess) continue;
+      return fmt::format("rank {} cannot write to memory of rank {}'s GPU: {}", r, answers[r].other,
+                         cudaGetErrorString(answers[r].status));
+    }
+    for (std::size_t r = 0; r < ranks; ++r) {
+      if (!answers[r].differs) continue;
+      return fmt::format("what rank {} writes to memory of rank {}'s GPU does not get there",
+                         answers[r].other, r);
+    }
+    return {};
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::kUnsupported) throw;
+    return e.message();
+  }
 }
 
 PeerMemory::PeerMemory(Communicator& group, Device device)

@@ -18,9 +18,12 @@
 
 namespace cistron::comm::nccl {
 
-// Empty where each rank's GPU reaches the memory of each other's; else why not, the same text on
-// every rank. Collective.
+// Empty where each rank's GPU reaches the memory of each other's, which has been tried; else why
+// not, the same text on every rank. Collective. Throws kOutOfMemory on every rank where one has no
+// memory for the trial.
 std::string WhyNoPeers(Communicator& group, Device device);
+// The trial alone, of ranks that the driver calls peers: every rank writes to every other's memory.
+std::string WhyTrialFails(Communicator& group, Device device);
 
 class PeerMemory final : public Allocator {
  public:
@@ -33,6 +36,8 @@ class PeerMemory final : public Allocator {
   // Collective, but where an exception is thrown: then memory that others may have open stays.
   ~PeerMemory() override;
 
+  // Throws on every rank, with the same message, where memory cannot be taken (kOutOfMemory) or
+  // shared (kUnsupported) on one.
   void* Allocate(std::size_t bytes) override;
   void Deallocate(void* pointer, std::size_t bytes) noexcept override;
   Device device() const override;

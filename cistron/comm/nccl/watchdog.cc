@@ -19,6 +19,11 @@ constexpr std::chrono::milliseconds kPeriod{50};
 EventHandle::EventHandle() {
   cuda::Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
 }
+std::shared_ptr<EventHandle> EventHandle::Recorded(cudaStream_t stream) {
+  auto event = std::make_shared<EventHandle>();
+  cuda::Check(cudaEventRecord(event->get(), stream), "cudaEventRecord");
+  return event;
+}
 EventHandle::~EventHandle() {
   cudaEventDestroy(event_);
 }
@@ -45,9 +50,11 @@ void Watchdog::SetComm(Subject& subject, ncclComm_t comm) {
   subject.comm_ = comm;
 }
 
-void Watchdog::Begin(Subject& subject, std::string text, std::function<std::string()> why) {
+void Watchdog::Begin(Subject& subject, std::string text, std::shared_ptr<EventHandle> reached,
+                     std::function<std::string()> why) {
   const std::lock_guard lock(mutex_);
-  subject.operations_.push_back({std::move(text), Clock::now(), nullptr, std::move(why)});
+  subject.operations_.push_back(
+      {std::move(text), std::move(reached), Clock::now(), nullptr, std::move(why)});
   if (counts_.joinable()) return;
   asks_ = std::thread([this] { AskDriver(); });
   counts_ = std::thread([this] { CountTime(); });
@@ -65,12 +72,18 @@ void Watchdog::Remove(Subject& subject) {
 }
 
 bool Watchdog::AskAbout(Subject& subject, std::unique_lock<std::mutex>& lock) {
-  std::shared_ptr<EventHandle> ended =
-      subject.operations_.empty() ? nullptr : subject.operations_.front().ended;
+  std::shared_ptr<EventHandle> ended, reached;
+  if (!subject.operations_.empty()) {
+    ended = subject.operations_.front().ended;
+    reached = subject.operations_.front().reached;
+  }
   const ncclComm_t comm = subject.comm_;
   asking_ = true;
   lock.unlock();
+  const auto asked = Clock::now();
   const cudaError_t status = ended ? cudaEventQuery(ended->get()) : cudaErrorNotReady;
+  const bool waits =
+      status == cudaErrorNotReady && reached && cudaEventQuery(reached->get()) == cudaErrorNotReady;
   ncclResult_t result = ncclSuccess;
   if (status != cudaSuccess && comm != nullptr) Nccl().CommGetAsyncError(comm, &result);
   lock.lock();
@@ -80,13 +93,27 @@ bool Watchdog::AskAbout(Subject& subject, std::unique_lock<std::mutex>& lock) {
     Operation done = std::move(subject.operations_.front());
     subject.operations_.pop_front();
     subject.last_finished_ = std::move(done.text);
+    // The next one may have been called long ago, and its own beginning is asked about next.
+    if (!subject.operations_.empty()) {
+      Operation& next = subject.operations_.front();
+      next.began = std::max(next.began, asked);
+    }
     // Freeing an event, or memory that `why` reads, waits for a thread that waits for the device
     // within the driver.
     lock.unlock();
     done = {};
     ended.reset();
+    reached.reset();
     lock.lock();
     return true;
+  }
+  if (reached && !subject.operations_.empty()) {
+    Operation& oldest = subject.operations_.front();
+    if (waits) {
+      oldest.began = std::max(oldest.began, asked);
+    } else {
+      oldest.reached.reset();
+    }
   }
   if (status != cudaErrorNotReady) {
     subject.failure_ = fmt::format("the device failed: {}", cudaGetErrorString(status));

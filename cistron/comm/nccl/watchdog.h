@@ -1,5 +1,9 @@
 // Threads that notice operations of several ranks that fail or do not end.
 //
+// The time of an operation counts from the last moment at which the device was known not to have
+// reached it: hosts queue steps ahead, and what the device computes before is no waiting. Where the
+// driver answers no question, nothing new is known, and time goes on.
+//
 // One asks the driver which have ended; another counts the time and asks it nothing, because a
 // question may wait behind another thread's call that waits for the device. (Seen with driver 580:
 // while a thread copies from the device, cudaEventDestroy in another waits.)
@@ -27,6 +31,8 @@ namespace cistron::comm::nccl {
 class EventHandle {
  public:
   EventHandle();
+  // What was queued on `stream` until now.
+  static std::shared_ptr<EventHandle> Recorded(cudaStream_t stream);
   ~EventHandle();
   EventHandle(const EventHandle&) = delete;
   EventHandle& operator=(const EventHandle&) = delete;
@@ -41,6 +47,7 @@ class Watchdog {
   using Clock = std::chrono::steady_clock;
   struct Operation {
     std::string text;
+    std::shared_ptr<EventHandle> reached;  // before it on its stream; null once it has been
     Clock::time_point began;
     std::shared_ptr<EventHandle> ended;  // null until it is queued
     std::function<std::string()> why;    // for whom it waits; may be null
@@ -68,8 +75,10 @@ class Watchdog {
 
   std::shared_ptr<Subject> Add(std::string who);
   void SetComm(Subject& subject, ncclComm_t comm);
-  // An operation is about to be queued; it has been, and `ended` follows it on its stream.
-  void Begin(Subject& subject, std::string text, std::function<std::string()> why = {});
+  // An operation is about to be queued, behind `reached` on its stream; it has been, and `ended`
+  // follows it.
+  void Begin(Subject& subject, std::string text, std::shared_ptr<EventHandle> reached,
+             std::function<std::string()> why = {});
   void Queued(Subject& subject, std::shared_ptr<EventHandle> ended);
   // The subject's communicator is about to be destroyed.
   void Remove(Subject& subject);

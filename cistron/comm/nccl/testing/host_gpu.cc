@@ -5,8 +5,10 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,8 +23,25 @@
 
 namespace {
 
-std::atomic<bool> g_events_end{true}, g_events_freed{true};
+std::atomic<bool> g_events_freed{true};
 std::atomic<int> g_sums{0};
+std::atomic<int> g_opened{0};
+std::atomic<std::int64_t> g_live{0};
+
+// The events of a thread, and how many of them end.
+struct Timeline {
+  std::atomic<std::int64_t> recorded{0}, ends{std::numeric_limits<std::int64_t>::max()};
+};
+thread_local auto t_timeline = std::make_shared<Timeline>();
+struct HostEvent {
+  std::shared_ptr<Timeline> timeline;
+  std::int64_t number = 0;
+};
+HostEvent& Of(cudaEvent_t event) {
+  return *reinterpret_cast<HostEvent*>(event);
+}
+
+thread_local cistron::comm::nccl::PeerFaults t_faults;
 
 // Messages between the threads of a group.
 struct Room {
@@ -186,8 +205,12 @@ ncclResult_t ReduceScatter(const void* input, void* output, std::size_t count, n
 
 class HostGpuAllocator final : public cistron::Allocator {
  public:
-  void* Allocate(std::size_t bytes) override { return cistron::CpuAllocator().Allocate(bytes); }
+  void* Allocate(std::size_t bytes) override {
+    g_live += static_cast<std::int64_t>(bytes);
+    return cistron::CpuAllocator().Allocate(bytes);
+  }
   void Deallocate(void* pointer, std::size_t bytes) noexcept override {
+    if (pointer != nullptr) g_live -= static_cast<std::int64_t>(bytes);
     cistron::CpuAllocator().Deallocate(pointer, bytes);
   }
   cistron::Device device() const override { return cistron::comm::nccl::kHostGpu; }
@@ -198,18 +221,21 @@ class HostGpuAllocator final : public cistron::Allocator {
 }  // namespace
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(&g_sums);
+  *event = reinterpret_cast<cudaEvent_t>(new HostEvent);
   return cudaSuccess;
 }
-cudaError_t cudaEventDestroy(cudaEvent_t) {
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
   while (!g_events_freed) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  delete &Of(event);
   return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  Of(event) = {t_timeline, ++t_timeline->recorded};
   return cudaSuccess;
 }
-cudaError_t cudaEventQuery(cudaEvent_t) {
-  return g_events_end ? cudaSuccess : cudaErrorNotReady;
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const HostEvent& e = Of(event);
+  return !e.timeline || e.number <= e.timeline->ends ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = *greatest = 0;
@@ -236,6 +262,64 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 cudaError_t cudaSetDevice(int) {
   return cudaSuccess;
 }
+cudaError_t cudaDeviceSynchronize() {
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
+  *can = 1;
+  return cudaSuccess;
+}
+
+// Memory of peers: an address is the same for every thread. Its size is kept before it.
+cudaError_t cudaMalloc(void** data, std::size_t bytes) {
+  if (t_faults.take != 0) return static_cast<cudaError_t>(t_faults.take);
+  auto* block = static_cast<std::size_t*>(std::malloc(bytes + 64));
+  *block = bytes;
+  *data = reinterpret_cast<std::byte*>(block) + 64;
+  g_live += static_cast<std::int64_t>(bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* data) {
+  auto* block = reinterpret_cast<std::size_t*>(static_cast<std::byte*>(data) - 64);
+  g_live -= static_cast<std::int64_t>(*block);
+  std::free(block);
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
+  std::memset(data, value, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  if (t_faults.write != 0) return static_cast<cudaError_t>(t_faults.write);
+  if (!t_faults.loses_writes) std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
+  if (t_faults.share != 0) return static_cast<cudaError_t>(t_faults.share);
+  std::memcpy(handle, &data, sizeof(data));
+  return cudaSuccess;
+}
+cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigned) {
+  if (t_faults.open != 0) return static_cast<cudaError_t>(t_faults.open);
+  std::memcpy(data, &handle, sizeof(*data));
+  ++g_opened;
+  return cudaSuccess;
+}
+cudaError_t cudaIpcCloseMemHandle(void*) {
+  --g_opened;
+  return cudaSuccess;
+}
 const char* cudaGetErrorString(cudaError_t) {
   return "an error";
 }
@@ -258,13 +342,25 @@ void Copy(void* to, Device, const void* from, Device, std::size_t bytes) {
 void FillBytes(void* data, Device, unsigned char value, std::size_t bytes) {
   std::memset(data, value, bytes);
 }
+void RequireDevice(int) {}
+void TrimDeviceMemory(int) {}
+void Synchronize(Device) {}
 
 }  // namespace cistron::cuda
 
 namespace cistron::comm::nccl {
 
-void LetEventsEnd(bool end) {
-  g_events_end = end;
+void LetEventsEnd(int more) {
+  t_timeline->ends = t_timeline->recorded + more;
+}
+std::int64_t LiveBytes() {
+  return g_live;
+}
+int OpenedByPeers() {
+  return g_opened;
+}
+void SetPeerFaults(const PeerFaults& faults) {
+  t_faults = faults;
 }
 void LetEventsBeFreed(bool freed) {
   g_events_freed = freed;
