@@ -38,6 +38,7 @@ class BenchCommand final : public Command {
                    "what backward computes again instead of keeping it");
     options.Choice("--states", states_, {"fp32", "bf16"},
                    "of a bf16 model: fp32 masters and moments, or bf16 without masters");
+    options.Choice("--gradients", gradients_, {"auto", "fp32", "bf16"}, "as optim.gradients");
     options.Choice("--cuda-graph", cuda_graph_, {"auto", "off"}, "as train.cuda_graph");
     options.Option("--threads", threads_, "0: all that the machine grants");
     options.Flag("--gaps", gaps_,
@@ -60,7 +61,8 @@ class BenchCommand final : public Command {
         .steps = steps_,
         .micro_rows = micro_rows_,
         .recompute = train::ParseRecompute(recompute_),
-        .states = states_ == "bf16" ? train::OptimStates::kBF16 : train::OptimStates::kF32,
+        .states = train::ParseStates(states_),
+        .gradients = train::ParseGradients(gradients_),
         .cuda_graph = cuda_graph_ == "off" ? train::CudaGraph::kOff : train::CudaGraph::kAuto,
         .trace = trace ? &*trace : nullptr,
         .profile = profile_};
@@ -75,18 +77,19 @@ class BenchCommand final : public Command {
     }
     fmt::print(stderr, "{}", r.profile);
     fmt::print(
-        "{{\"model\": \"{}\", \"precision\": \"{}\", \"states\": \"{}\", \"threads\": {}, "
+        "{{\"model\": \"{}\", \"precision\": \"{}\", \"states\": \"{}\", \"gradients\": "
+        "\"{}\", \"threads\": {}, "
         "\"tokens_per_s\": {:.0f}, "
         "\"ms\": {:.1f}, \"fastest_ms\": {:.1f}, \"rss_mib\": {}, \"device_peak_mib\": {}, "
         "\"allocations\": {}, \"loss\": {:.3f}}}\n",
-        model_, precision_, states_, NumThreads(), r.tokens_per_s, r.ms, r.fastest_ms, r.rss_mib,
-        r.device_peak_mib, r.allocations, r.loss);
+        model_, precision_, states_, gradients_, NumThreads(), r.tokens_per_s, r.ms, r.fastest_ms,
+        r.rss_mib, r.device_peak_mib, r.allocations, r.loss);
     return kOk;
   }
 
  private:
   std::string model_ = "small", precision_ = "fp32", device_ = "cpu", recompute_ = "none",
-              states_ = "fp32", cuda_graph_ = "auto";
+              states_ = "fp32", gradients_ = "auto", cuda_graph_ = "auto";
   bool gaps_ = false, profile_ = false;
   std::int64_t threads_ = 0, steps_ = 7, micro_rows_ = 0;
 };

@@ -50,6 +50,8 @@ class PlanCommand final : public Command {
     options.Choice("--recompute", recompute_, {"none", "moe", "layer"}, "of --model");
     options.Choice("--states", states_, {"fp32", "bf16"},
                    "of --model: AdamW's; bf16 has no masters");
+    options.Choice("--gradients", gradients_, {"auto", "fp32", "bf16"},
+                   "of --model: as optim.gradients");
     options.Option("--micro-rows", micro_rows_, "of --model: sequences at once; 0: the batch");
     options.Flag("--simulate", simulate_,
                  "with cluster=: also send a step's messages one by one, with random routing");
@@ -77,7 +79,7 @@ class PlanCommand final : public Command {
     fmt::print("model: {} parameters; {} tokens a micro-batch of {} a step\n",
                train::FormatCount(static_cast<double>(model::ParameterCount(problem.memory.model))),
                problem.memory.tokens, problem.GlobalTokens());
-    PrintMemory(plan);
+    PrintMemory(problem.memory, plan);
     return Verdict(problem.memory, plan);
   }
 
@@ -103,7 +105,8 @@ class PlanCommand final : public Command {
                train::LargestTerms(plan, 3), train::AdviceToFit(problem, room));
     if (!model_.empty()) {
       fmt::print(
-          "(keys of a configuration; beside --model: --recompute, --micro-rows, --states)\n");
+          "(keys of a configuration; beside --model: --recompute, --micro-rows, --states, "
+          "--gradients)\n");
     }
     return kBadUsage;
   }
@@ -161,18 +164,18 @@ class PlanCommand final : public Command {
       CISTRON_THROW(
           kBadInput,
           "{}: keys are those of a configuration; --model takes --precision, --recompute, "
-          "--states and --micro-rows",
+          "--states, --gradients and --micro-rows",
           overrides_.front());
     }
     const train::BenchShape shape = train::NamedBenchShape(model_);
     train::StepProblem s;
-    s.memory = train::MemoryProblemOf(
-        shape,
-        {.precision = train::ParsePrecision(precision_),
-         .micro_rows = micro_rows_,
-         .recompute = train::ParseRecompute(recompute_),
-         .states = states_ == "bf16" ? train::OptimStates::kBF16 : train::OptimStates::kF32},
-        device_ == "cuda" ? DeviceType::kCuda : DeviceType::kCpu);
+    s.memory = train::MemoryProblemOf(shape,
+                                      {.precision = train::ParsePrecision(precision_),
+                                       .micro_rows = micro_rows_,
+                                       .recompute = train::ParseRecompute(recompute_),
+                                       .states = train::ParseStates(states_),
+                                       .gradients = train::ParseGradients(gradients_)},
+                                      device_ == "cuda" ? DeviceType::kCuda : DeviceType::kCpu);
     const std::int64_t rows = s.memory.tokens / shape.sequence;
     s.micro_steps = (shape.batch + rows - 1) / rows;
     if (cluster_) s.memory.dp = cluster_->Ranks();
@@ -180,7 +183,7 @@ class PlanCommand final : public Command {
   }
 
   std::string config_name_, model_, precision_ = "fp32", device_ = "cpu", recompute_ = "none",
-                                    states_ = "fp32";
+                                    states_ = "fp32", gradients_ = "auto";
   std::int64_t micro_rows_ = 0, memory_ = 0;
   double ep_buffer_factor_ = 1.5;
   std::optional<train::Cluster> cluster_;

@@ -178,7 +178,7 @@ std::string LayoutsJson(const train::StepProblem& problem, const train::Cluster&
       .dump();
 }
 
-void PrintMemory(const train::MemoryPlan& plan) {
+void PrintMemory(const train::MemoryProblem& problem, const train::MemoryPlan& plan) {
   for (int k = 0; k < train::kMemoryKinds; ++k) {
     const auto kind = static_cast<train::MemoryKind>(k);
     const bool of_ranks = kind >= train::MemoryKind::kDispatch;
@@ -192,6 +192,10 @@ void PrintMemory(const train::MemoryPlan& plan) {
     fmt::print("  {:<13} {:>10}  {}\n", Name(kind), BytesText(plan.Of(kind)), Parts(plan, kind));
   }
   fmt::print("  {:<13} {:>10}  in {}\n", "peak", BytesText(plan.peak_bytes), plan.where);
+  const DType type = train::GradientDType(problem.precision, problem.states, problem.gradients,
+                                          problem.one_micro_batch);
+  const std::string text = train::GradientText(type, problem.one_micro_batch);
+  if (!text.empty()) fmt::print("{}\n", text);
 }
 
 int ReportCluster(const train::StepProblem& problem, const train::Cluster& cluster, bool simulate) {
@@ -222,7 +226,7 @@ int ReportCluster(const train::StepProblem& problem, const train::Cluster& clust
       "tokens on each GPU\n",
       asked == layouts.end() ? " (the best)" : "", p.dp, p.ep, WhereParametersAre(shown),
       shown.problem.micro_steps, shown.problem.micro_steps == 1 ? "" : "es", p.tokens);
-  PrintMemory(shown.memory);
+  PrintMemory(p, shown.memory);
   const double percent =
       100 * static_cast<double>(shown.memory.peak_bytes) / static_cast<double>(room);
   fmt::print("{}: {:.0f}% of {} (of which {} are the device's own)\n",

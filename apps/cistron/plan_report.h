@@ -8,8 +8,8 @@
 
 namespace cistron::app {
 
-// A line a kind, and the peak.
-void PrintMemory(const train::MemoryPlan& plan);
+// Of a step: a line a kind, the peak, and what is said of gradients in bf16.
+void PrintMemory(const train::MemoryProblem& problem, const train::MemoryPlan& plan);
 
 // Every layout of a cluster, best first, as one line of JSON: what ReportCluster's last table says,
 // without its rounding.

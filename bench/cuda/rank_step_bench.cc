@@ -3,13 +3,13 @@
 //   mpirun -np N rank_step_bench MODEL key=value …
 //
 // MODEL: a shape of `cistron bench`. Keys, with their defaults: rows=1 sequences of each rank, or
-// several numbers of them, rows=1,2; dp=1; ep=N; shard=none or full; states=fp32 or bf16; steps=7
-// measured ones; warmup=2 before them; lr=1e-4; sync=device or host, as parallel.ep_sync;
-// factor=1.5, as parallel.ep_buffer_factor; profile=1 prints where one more step's time goes, of
-// rank 0; routing=random, that of random weights, or even: biases that only select move by the rule
-// of loss-free balancing until experts have even shares, which takes warmup=60 or so.
-// `busiest_rank` is how uneven routing is: a step takes as long as its busiest rank. `tokens_per_s`
-// is one GPU's. Without mpirun it measures one GPU.
+// several numbers of them, rows=1,2; dp=1; ep=N; shard=none or full; states=fp32 or bf16;
+// gradients=auto, fp32 or bf16; steps=7 measured ones; warmup=2 before them; lr=1e-4; sync=device
+// or host, as parallel.ep_sync; factor=1.5, as parallel.ep_buffer_factor; profile=1 prints where
+// one more step's time goes, of rank 0; routing=random, that of random weights, or even: biases
+// that only select move by the rule of loss-free balancing until experts have even shares, which
+// takes warmup=60 or so. `busiest_rank` is how uneven routing is: a step takes as long as its
+// busiest rank. `tokens_per_s` is one GPU's. Without mpirun it measures one GPU.
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
@@ -33,9 +33,10 @@ namespace {
 using Keys = std::map<std::string, std::string>;
 
 Keys Parse(int argc, char** argv) {
-  Keys keys = {{"rows", "1"},      {"dp", "1"},       {"ep", ""},       {"shard", "none"},
-               {"states", "fp32"}, {"steps", "7"},    {"warmup", "2"},  {"lr", "1e-4"},
-               {"sync", "device"}, {"factor", "1.5"}, {"profile", "0"}, {"routing", "random"}};
+  Keys keys = {{"rows", "1"},        {"dp", "1"},           {"ep", ""},        {"shard", "none"},
+               {"states", "fp32"},   {"gradients", "auto"}, {"steps", "7"},    {"warmup", "2"},
+               {"lr", "1e-4"},       {"sync", "device"},    {"factor", "1.5"}, {"profile", "0"},
+               {"routing", "random"}};
   for (int i = 2; i < argc; ++i) {
     const std::string argument = argv[i];
     const std::size_t equals = argument.find('=');
@@ -68,7 +69,8 @@ int Run(const std::string& model, const Keys& keys, comm::Communicator& control)
       {.precision = train::Precision::kBf16,
        .steps = integer("steps"),
        .warmup = integer("warmup"),
-       .states = keys.at("states") == "bf16" ? train::OptimStates::kBF16 : train::OptimStates::kF32,
+       .states = train::ParseStates(keys.at("states")),
+       .gradients = train::ParseGradients(keys.at("gradients")),
        .profile = integer("profile") != 0,
        .lr = std::stod(keys.at("lr")),
        .expert_exchange = {.why_by_host = keys.at("sync") == "host" ? "sync=host" : "",
@@ -82,14 +84,15 @@ int Run(const std::string& model, const Keys& keys, comm::Communicator& control)
     fmt::print(stderr, "{}", r.profile);
     fmt::print(
         "{{\"model\": \"{}\", \"rows\": {}, \"dp\": {}, \"ep\": {}, \"shard\": \"{}\", "
-        "\"states\": \"{}\", \"sync\": \"{}\", \"factor\": {}, \"routing\": \"{}\", "
+        "\"states\": \"{}\", \"gradients\": \"{}\", \"sync\": \"{}\", \"factor\": {}, \"routing\": "
+        "\"{}\", "
         "\"lr\": {}, \"tokens_per_s\": {:.0f}, \"ms\": {:.1f}, \"fastest_ms\": {:.1f}, "
         "\"device_peak_mib\": {}, \"allocations\": {}, \"redone\": {}, \"loss\": {:.4f}, "
         "\"step_ms\": [{:.1f}], \"busiest_rank\": [{:.3f}], \"steps\": \"{}\"}}\n",
-        model, batches[i], dp, ep, keys.at("shard"), keys.at("states"), keys.at("sync"),
-        keys.at("factor"), keys.at("routing"), keys.at("lr"), r.tokens_per_s, r.ms, r.fastest_ms,
-        r.device_peak_mib, r.allocations, r.redone, r.loss, fmt::join(r.step_ms, ", "),
-        fmt::join(r.busiest_rank, ", "), r.steps_run);
+        model, batches[i], dp, ep, keys.at("shard"), keys.at("states"), keys.at("gradients"),
+        keys.at("sync"), keys.at("factor"), keys.at("routing"), keys.at("lr"), r.tokens_per_s, r.ms,
+        r.fastest_ms, r.device_peak_mib, r.allocations, r.redone, r.loss,
+        fmt::join(r.step_ms, ", "), fmt::join(r.busiest_rank, ", "), r.steps_run);
   }
   return 0;
 }

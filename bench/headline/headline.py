@@ -205,7 +205,8 @@ class Headline:
                 *model_keys(self.work.model), f"precision={self.work.precision}", f"data.seq_len={shape.sequence}",
                 f"batch.global_tokens={ranks * shape.tokens}", "eval.every=0", "checkpoint.every=0",
                 f"model.moe_router_force_load_balancing={'true' if self.arguments.routing == 'even' else 'false'}",
-                "optim.warmup_steps=2", f"optim.states={self.arguments.states}"]
+                "optim.warmup_steps=2", f"optim.states={self.arguments.states}",
+                f"optim.gradients={self.arguments.gradients}"]
 
     def plan(self, piece, shape, layout):
         """The first that fits of: as the layout is; sharded; recomputing layers; both. Returns it with its plan."""
@@ -346,6 +347,7 @@ class Headline:
         print(f"\n{begin:%Y-%m-%d}, {machine['device']}; `{command}`")
         print(f"{self.work.model['num_hidden_layers']} layers of hidden size {self.work.model['hidden_size']}, "
               f"{self.work.model['num_local_experts']} experts; {self.work.precision}, states {self.arguments.states}, "
+              f"gradients {self.arguments.gradients}, "
               f"{self.arguments.routing} routing "
               f"(peers: weights and states of one type); median of {STEPS} steps after {WARM_UP}\n")
         if rows:
@@ -364,7 +366,8 @@ class Headline:
         (self.out / "headline.json").write_text(json.dumps({
             "date": begin.isoformat(timespec="seconds"), "command": command, "machine": machine,
             "ranks": self.arguments.ranks, "model": self.work.model, "precision": self.work.precision,
-            "states": self.arguments.states, "routing": self.arguments.routing, "rows": rows, "ratios": ratios,
+            "states": self.arguments.states, "gradients": self.arguments.gradients,
+            "routing": self.arguments.routing, "rows": rows, "ratios": ratios,
             "plan": plan, "pieces": self.pieces.done}, indent=1) + "\n", encoding="utf-8")
         return 1 if failed else 0
 
@@ -399,6 +402,8 @@ def parse(words):
                         "random weights choose, nearly always the same two experts")
     parser.add_argument("--states", choices=("fp32", "bf16"), default="fp32",
                         help="of our optimiser; bf16 has no masters, as the peers")
+    parser.add_argument("--gradients", choices=("auto", "fp32", "bf16"), default="auto",
+                        help="of our matrices, as optim.gradients; the peers' are bf16")
     parser.add_argument("--repeat-with", nargs="*", default=[], metavar="KEY=VALUE",
                         help="changes the runs that must repeat others bit for bit: proves that a difference is found")
     parser.add_argument("--program", required=True, help=argparse.SUPPRESS)  # bench/headline.sh gives it

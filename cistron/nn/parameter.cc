@@ -181,9 +181,7 @@ void LocalParameterStore::SetRowParts(ParameterId id, std::int64_t parts) {
 
 ops::Output LocalParameterStore::GradientOutput(ParameterId id) {
   Parameter& p = parameters_.at(static_cast<std::size_t>(id));
-  const bool matrix =
-      p.spec.shape.rank() >= 2 && p.spec.decays && !p.spec.is_embedding && !p.spec.wide_gradient;
-  const DType dtype = matrix ? gradient_dtype_ : ComputeType(dtype_);
+  const DType dtype = p.spec.HasNarrowGradient() ? gradient_dtype_ : ComputeType(dtype_);
   if (transfers_) transfers_->Begin(id, parameters_);
   if (!p.grad) p.grad = ctx_.Empty(p.value.shape(), dtype);
   if (p.IsSharded() && !p.whole_grad) p.whole_grad = ctx_.Empty(p.local_shape, dtype);

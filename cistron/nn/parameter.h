@@ -31,6 +31,11 @@ struct ParameterSpec {
   // Equal parts of the rows of each matrix whose quantisation blocks lie apart: 2 where gate and up
   // rows share a weight.
   std::int64_t row_parts = 1;
+
+  // Whether its gradient may be in the model's dtype.
+  bool HasNarrowGradient() const {
+    return shape.rank() >= 2 && decays && !is_embedding && !wide_gradient;
+  }
 };
 
 // State of a module that is not trained: it moves by a rule of its own, has no gradient, and is in
@@ -192,8 +197,9 @@ class LocalParameterStore final : public ParameterStore {
   }
   bool takes_square_sums() const override { return true; }
 
-  // bf16: gradients of matrices take the model's dtype, as peers without masters have them; those
-  // of vectors and embeddings stay in the compute type. Before the first gradient.
+  // Of gradients of matrices: the model's dtype, as peers without masters have them, or the compute
+  // type, as those of vectors and embeddings are anyway. A sum over micro-batches is rounded to it
+  // at each of them, one over ranks once. Before the first gradient.
   void SetGradientDType(DType dtype) { gradient_dtype_ = dtype; }
 
   // Whoever writes masters or values must say so: quantised copies are made anew.

@@ -135,12 +135,26 @@ model::Recompute ParseRecompute(const std::string& name) {
   return model::Recompute::kLayer;
 }
 
+OptimStates ParseStates(const std::string& name) {
+  if (name == "bf16") return OptimStates::kBF16;
+  CISTRON_CHECK(name == "fp32", "states: '{}' is not one of fp32, bf16", name);
+  return OptimStates::kF32;
+}
+
+OptimGradients ParseGradients(const std::string& name) {
+  if (name == "fp32") return OptimGradients::kF32;
+  if (name == "bf16") return OptimGradients::kBF16;
+  CISTRON_CHECK(name == "auto", "gradients: '{}' is not one of auto, fp32, bf16", name);
+  return OptimGradients::kAuto;
+}
+
 MemoryProblem MemoryProblemOf(const BenchShape& shape, const BenchOptions& options,
                               DeviceType device) {
   const std::int64_t rows = options.micro_rows > 0 ? options.micro_rows : shape.batch;
   return {.model = shape.model,
           .precision = options.precision,
           .states = options.states,
+          .gradients = options.gradients,
           .recompute = options.recompute,
           .device = device,
           .tokens = shape.sequence * rows,
@@ -163,12 +177,15 @@ std::vector<BenchResult> Measure(const ops::Context& given, BenchShape shape,
   CISTRON_CHECK(masters || options.precision == Precision::kBf16,
                 "bench: states in bf16 without masters are for bf16, not {}",
                 Name(options.precision));
+  CISTRON_CHECK(options.gradients != OptimGradients::kBF16 || options.precision != Precision::kFp32,
+                "bench: gradients in bf16 are for models with bf16 weights, not {}",
+                Name(options.precision));
   model::LocalMixtral m(ctx, shape.model, ModelDType(options.precision), masters, options.mesh,
                         {.sharded = options.sharded, .expert_exchange = options.expert_exchange});
   const std::int64_t largest = *std::max_element(batches.begin(), batches.end());
-  if (!masters && (options.micro_rows == 0 || options.micro_rows >= largest)) {
-    m.store.SetGradientDType(DType::kBF16);
-  }
+  m.store.SetGradientDType(
+      GradientDType(options.precision, options.states, options.gradients,
+                    /*one_micro_batch=*/options.micro_rows == 0 || options.micro_rows >= largest));
   m.model.SetRecompute(options.recompute);
   m.store.Initialize(0, shape.model.initializer_range);
   // The peer's optimiser: torch.optim.AdamW with its defaults.

@@ -35,6 +35,7 @@ struct BenchOptions {
   std::int64_t micro_rows = 0;  // rows computed at once; 0: all
   model::Recompute recompute = model::Recompute::kNone;
   OptimStates states = OptimStates::kF32;
+  OptimGradients gradients = OptimGradients::kAuto;
   CudaGraph cuda_graph = CudaGraph::kAuto;
   // Is asked how busy a GPU is in the measured steps, whose times hold what noting costs. Null:
   // not.
@@ -46,8 +47,10 @@ struct BenchOptions {
   const parallel::Mesh* mesh = nullptr;
   bool sharded = false;
 };
-// "none", "moe" or "layer".
+// "none", "moe" or "layer"; "fp32" or "bf16"; "auto", "fp32" or "bf16".
 model::Recompute ParseRecompute(const std::string& name);
+OptimStates ParseStates(const std::string& name);
+OptimGradients ParseGradients(const std::string& name);
 // Of the memory that a step of the shape needs (memory_plan.h).
 MemoryProblem MemoryProblemOf(const BenchShape& shape, const BenchOptions& options,
                               DeviceType device);

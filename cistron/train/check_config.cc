@@ -368,6 +368,12 @@ void CheckBatch(const LoadedConfig& loaded) {
 
 void CheckStates(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
+  if (c.optim.gradients == OptimGradients::kBF16 && c.precision == Precision::kFp32) {
+    CISTRON_THROW(kBadInput,
+                  "{}=bf16: gradients in bf16 are for models with bf16 weights, precision=fp32 has "
+                  "fp32 ones; leave the key out, or set precision=bf16",
+                  loaded.Where("optim.gradients"));
+  }
   if (c.HasMasters() || c.precision == Precision::kBf16) return;
   CISTRON_THROW(kBadInput, "{}=bf16: states in bf16 without masters are for precision=bf16; {} {}",
                 loaded.Where("optim.states"), Name(c.precision),

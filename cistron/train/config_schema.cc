@@ -367,6 +367,9 @@ std::vector<ConfigKey> MakeKeys() {
   constexpr NamedValue<bool> kEpSync[] = {{"device", false}, {"host", true}};
   constexpr NamedValue<OptimStates> kStates[] = {{"fp32", OptimStates::kF32},
                                                  {"bf16", OptimStates::kBF16}};
+  constexpr NamedValue<OptimGradients> kGradients[] = {{"auto", OptimGradients::kAuto},
+                                                       {"fp32", OptimGradients::kF32},
+                                                       {"bf16", OptimGradients::kBF16}};
   constexpr NamedValue<DeviceChoice> kDevices[] = {{"cpu", DeviceChoice::kCpu},
                                                    {"cuda", DeviceChoice::kCuda}};
   constexpr NamedValue<Precision> kPrecisions[] = {{"fp32", Precision::kFp32},
@@ -578,9 +581,13 @@ std::vector<ConfigKey> MakeKeys() {
 
       Choice("optim.states", At(&C::optim, &OptimOptions::states), kStates,
              "of precision=bf16: fp32 masters and moments, or bf16: weights and moments in bf16 "
-             "without masters, rounded to nearest at every update, and gradients of matrices in "
-             "bf16 where a step has one micro-batch",
+             "without masters, rounded to nearest at every update",
              kIdentity),
+      Choice("optim.gradients", At(&C::optim, &OptimOptions::gradients), kGradients,
+             "of matrices in a bf16 model: bf16 takes 2 bytes a parameter less and rounds the sum "
+             "at every micro-batch; auto: bf16 where optim.states=bf16 and a step has one "
+             "micro-batch, else fp32",
+             kTunable),
       Number("optim.lr", At(&C::optim, &OptimOptions::lr), AtLeast(0), "peak learning rate"),
       Number("optim.beta1", At(&C::optim, &OptimOptions::beta1), HalfOpen(0, 1), "AdamW"),
       Number("optim.beta2", At(&C::optim, &OptimOptions::beta2), HalfOpen(0, 1), "AdamW"),

@@ -100,11 +100,13 @@ std::string ExplainRun(const LoadedConfig& loaded) {
       {HighPrecisionLayersOf(config.recipe, config.model.num_hidden_layers), &states,
        /*record_amax=*/false});
   CheckImplementations(ctx, choices, model.model);
+  std::string gradients = GradientText(config.GradientDType(), config.OneMicroBatch());
+  if (!gradients.empty()) gradients = fmt::format("\n{}\n", gradients);
   return fmt::format(
       "implementations on {} in {}, for the {} tokens of a micro-batch (CISTRON_IMPL chooses "
-      "others; `cistron info --ops` lists all)\n{}{}\nfusion of the experts\n{}",
+      "others; `cistron info --ops` lists all)\n{}{}{}\nfusion of the experts\n{}",
       ToString(ctx.device()), Name(config.precision),
-      config.RowsPerMicroBatch() * config.data.seq_len, ops::FormatChosen(choices),
+      config.RowsPerMicroBatch() * config.data.seq_len, ops::FormatChosen(choices), gradients,
       RecipeText(config), model.model.ExplainExperts());
 }
 

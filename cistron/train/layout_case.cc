@@ -168,6 +168,7 @@ class Rank {
            {.sharded = layout.sharded, .quantized_rows = c.quantized_rows}),
         optimizer_(ctx_, m_.store, {.adamw = {.eps = 0.02}}, m_.statistics.get()) {
     m_.model.SetRecompute(c.recompute);
+    if (c.narrow_gradients) m_.store.SetGradientDType(c.dtype);
     m_.store.Initialize(kSeed, c.config.initializer_range);
     for (const auto& p : m_.store.parameters()) SetInitialWeight(p.spec);
     m_.store.MarkChanged();
@@ -281,7 +282,7 @@ class Rank {
   // The weights as they were; nothing where none is moved.
   std::vector<Tensor> PerturbModelWeights(std::int64_t step) {
     std::vector<Tensor> exact;
-    if (c_.perturb_model_weights == 0) return exact;
+    if (c_.perturb_model_weights == 0 && c_.perturb_gradients == 0) return exact;
     for (auto& p : m_.store.parameters()) {
       exact.push_back(p.master.Clone());
       const Signs sign(c_.perturb_seed, p.spec.name, step);
@@ -291,6 +292,17 @@ class Rank {
       }
     }
     return exact;
+  }
+
+  void PerturbGradients(std::int64_t step, std::size_t micro_batch) {
+    for (auto& p : m_.store.parameters()) {
+      if (!p.has_grad || !p.spec.HasNarrowGradient()) continue;
+      const Signs sign(c_.perturb_seed, fmt::format("{}/{}", p.spec.name, micro_batch), step);
+      const auto values = p.grad.span<double>();
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] *= 1 + c_.perturb_gradients * sign(static_cast<std::int64_t>(i));
+      }
+    }
   }
 
   StepResult Step(const data::GlobalBatch& batch, std::int64_t step,
@@ -313,7 +325,10 @@ class Rank {
                                  Tensor::Scalar(1 / static_cast<double>(totals.tokens))};
     model::StepNoise noise{kSeed,
                            Tensor::FromSpan<std::int64_t>({1}, std::array{step}).Reshape({})};
-    for (const data::Batch& b : micro) m_.model.TrainMicroBatch(b, scale, sums, noise);
+    for (std::size_t k = 0; k < micro.size(); ++k) {
+      m_.model.TrainMicroBatch(micro[k], scale, sums, noise);
+      if (c_.perturb_gradients != 0) PerturbGradients(step, k);
+    }
     std::size_t i = 0;
     for (auto& p : m_.store.parameters()) CopyTo(exact[i++], p.master);
     StepResult r;

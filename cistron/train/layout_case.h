@@ -43,16 +43,18 @@ struct LayoutCase {
   bool one_routing = false;       // every token chooses experts 0 and 1
   bool drift = false;             // rank 1 flips the last bit of a weight after every step (fp32)
 
-  bool quantized_rows = false;  // parallel.ep_rows=quantized
-  bool local_amax = false;      // each rank takes scales from its own rows
+  bool narrow_gradients = false;  // of bf16 models: gradients of matrices in bf16
+  bool quantized_rows = false;    // parallel.ep_rows=quantized
+  bool local_amax = false;        // each rank takes scales from its own rows
   // What stands between a rank and the others; nothing where empty.
   std::function<std::unique_ptr<comm::Communicator>(comm::Communicator&)> wrap;
   bool die_in_save = false;  // rank 1 throws where the others write their parts
   // Where a checkpoint is written after the last step, and one that the run goes on from.
   std::filesystem::path save_to, restore_from;
 
-  // What is moved by how much, each by its own sign, in every step (one rank, f64).
-  double perturb_label_weights = 0, perturb_model_weights = 0;
+  // What is moved by how much, each by its own sign, in every step (one rank, f64). Gradients: of
+  // matrices, after every micro-batch, as a sum that is rounded there is off.
+  double perturb_label_weights = 0, perturb_model_weights = 0, perturb_gradients = 0;
   std::uint64_t perturb_seed = 0;
 };
 

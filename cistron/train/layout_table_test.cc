@@ -18,6 +18,10 @@
 // In bf16 a value that differs in the last bits of fp32 may round to the neighbouring bf16 number:
 // off by up to 2u of bf16, whose effect runs with moved weights measure too.
 //
+// Gradients in bf16 are rounded at every micro-batch of a rank, and once more over ranks: sums of
+// some of the terms are off by up to u of bf16 each. Runs of one rank in which the sum is off by ±ε
+// after every micro-batch measure that as the others do, with micro-batches that are no larger.
+//
 // In 8 bits another order moves codes and, where blocks run along rows, the blocks themselves. The
 // bound is three times the spread of one rank's runs over shuffled orders of the rows.
 #include <gtest/gtest.h>
@@ -36,6 +40,8 @@ namespace {
 // Terms of the longest sums: the rows of all tokens' assignments, and ranks.
 constexpr std::int64_t kRows = 32;
 constexpr std::int64_t kTerms = kRows * kRowTokens * 2 + 16;
+// Of the smallest micro-batches where gradients are in bf16.
+constexpr std::int64_t kNarrowRows = 4;
 
 class Bounds {
  public:
@@ -43,19 +49,22 @@ class Bounds {
     c.dtype = DType::kF64;
     const std::map<std::string, Tensor> exact = QuantitiesOf(TrainLayout(c, {}));
     for (const auto& [name, t] : exact) magnitude_[name] = Largest(t);
-    const auto movement = [&](double LayoutCase::*what) {
+    const auto movement = [&](double LayoutCase::*what, const Layout& layout) {
       std::map<std::string, double> most;
       for (c.perturb_seed = 1; c.perturb_seed <= 3; ++c.perturb_seed) {
         c.*what = kStep;
-        for (const auto& [name, t] : QuantitiesOf(TrainLayout(c, {}))) {
+        for (const auto& [name, t] : QuantitiesOf(TrainLayout(c, layout))) {
           most[name] = std::max(most[name], Distance(t, exact.at(name)) / kStep);
         }
         c.*what = 0;
       }
       return most;
     };
-    by_labels_ = movement(&LayoutCase::perturb_label_weights);
-    by_weights_ = movement(&LayoutCase::perturb_model_weights);
+    by_labels_ = movement(&LayoutCase::perturb_label_weights, {});
+    by_weights_ = movement(&LayoutCase::perturb_model_weights, {});
+    if (c.narrow_gradients) {
+      by_gradients_ = movement(&LayoutCase::perturb_gradients, {1, 1, kNarrowRows});
+    }
   }
 
   double Of(const std::string& quantity, DType dtype) const {
@@ -70,6 +79,7 @@ class Bounds {
       bound += static_cast<double>(steps_) * check::UnitRoundoff(accumulator) * magnitude;
     }
     if (dtype == DType::kBF16) bound += 2 * u * by_weights_.at(name);
+    if (!by_gradients_.empty()) bound += 2 * u * by_gradients_.at(name);  // of both runs
     if (dtype == DType::kBF16 && quantity.starts_with("weight/")) bound += 2 * u * magnitude;
     return bound;
   }
@@ -77,7 +87,7 @@ class Bounds {
  private:
   static constexpr double kStep = 0x1p-14;
   std::int64_t steps_;
-  std::map<std::string, double> magnitude_, by_labels_, by_weights_;
+  std::map<std::string, double> magnitude_, by_labels_, by_weights_, by_gradients_;
 };
 
 struct Option {
@@ -198,6 +208,32 @@ TEST_F(LayoutTable, EveryOption) {
     option.run.steps = 4;
     CompareLayouts(option.run, {DType::kF32, DType::kBF16},
                    {{1, 2, 0}, {2, 2, 3}, {4, 1, 0, true}});
+  }
+}
+
+// Gradients in bf16, of ranks and of micro-batches, against one rank that rounds them once, and
+// that rank against fp32 gradients.
+TEST_F(LayoutTable, GradientsInBf16) {
+  LayoutCase c = Plain();
+  c.steps = 4;
+  c.narrow_gradients = true;
+  CompareLayouts(c, {DType::kBF16},
+                 {{2, 1, 0}, {1, 4, 0}, {1, 1, 4}, {2, 2, 4}, {2, 2, 4, true}, {4, 1, 0, true}});
+  const Bounds bounds(c);
+  c.dtype = DType::kBF16;
+  const LayoutRun narrow = TrainLayout(c, {});
+  c.narrow_gradients = false;
+  const LayoutRun wide = TrainLayout(c, {});
+  ExpectWithin(narrow, wide, bounds, DType::kBF16);
+  for (const auto& [name, t] : wide.gradients) {
+    const Tensor got = narrow.gradients.at(name);
+    const bool matrix = t.shape().rank() >= 2 && !name.starts_with("lm_head") &&
+                        !name.starts_with("model.embed_tokens");
+    EXPECT_EQ(got.dtype(), matrix ? DType::kBF16 : DType::kF32) << name;
+    // The first step's, by the same weights: no bound is needed.
+    EXPECT_TRUE(
+        testing::Agrees(check::CompareBitwise(name, got, matrix ? ConvertTo(t, DType::kBF16) : t)));
+    EXPECT_LT(bounds.Of("gradient/" + name, DType::kBF16), 0.25 * Largest(t)) << name;
   }
 }
 

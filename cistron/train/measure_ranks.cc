@@ -51,6 +51,8 @@ MeasuredRanks MeasureRanks(const StepProblem& s, int steps) {
                             {.sharded = p.sharding == Sharding::kFull,
                              .quantized_rows = p.ep_rows == TravellingRows::kQuantized});
       m.model.SetRecompute(p.recompute);
+      m.store.SetGradientDType(
+          GradientDType(p.precision, p.states, p.gradients, p.one_micro_batch));
       m.store.Initialize(0, 0.02);
       optim::AdamWOptimizer optimizer(ctx, m.store, {}, m.statistics.get());
       std::vector<data::Batch> micro;

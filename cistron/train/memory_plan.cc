@@ -145,20 +145,28 @@ class Step {
     // Whole weights of those in use and of the next, and whole gradients on their way to the
     // shards: no more than those of a layer. With several micro-batches whole gradients add up
     // until the last.
-    std::map<std::int64_t, std::int64_t> whole;  // elements, by layer
+    std::map<std::int64_t, std::int64_t> weights, gradients;  // bytes, by layer
     std::int64_t all = 0;
+    const auto add = [](std::int64_t layer, std::int64_t bytes, std::int64_t& sum) {
+      sum = layer >= 0 ? sum + bytes : std::max(sum, bytes);
+    };
     for (const model::ParameterInfo& parameter : model::MixtralParameters(c_)) {
       const bool expert = IsRoutedExpert(parameter.name);
       if (expert && p_.dp == 1) continue;
       const std::int64_t layer = LayerOf(parameter.name);
       const std::int64_t n = parameter.shape.numel() / (expert ? p_.ep : 1);
-      all += n;
-      whole[layer] = layer >= 0 ? whole[layer] + n : std::max(whole[layer], n);
+      const std::int64_t gradient = n * GradientSize(p_, parameter);
+      all += gradient;
+      add(layer, n * size_, weights[layer]);
+      add(layer, gradient, gradients[layer]);
     }
-    std::int64_t largest = 0;
-    for (const auto& [layer, n] : whole) largest = std::max(largest, n);
-    take("gathered weights", largest * size_);
-    take("gradients to reduce", (p_.one_micro_batch ? largest : all) * compute_);
+    const auto largest = [](const std::map<std::int64_t, std::int64_t>& layers) {
+      std::int64_t most = 0;
+      for (const auto& [layer, bytes] : layers) most = std::max(most, bytes);
+      return most;
+    };
+    take("gathered weights", largest(weights));
+    take("gradients to reduce", p_.one_micro_batch ? largest(gradients) : all);
   }
 
   // Where more than two GPUs have a gradient, sums in their order take memory beside it, as much as
@@ -536,12 +544,12 @@ bool IsRoutedExpert(const std::string& parameter) {
 }
 
 std::int64_t GradientSize(const MemoryProblem& p, const model::ParameterInfo& parameter) {
-  const DType dtype = ModelDType(p.precision);
-  // As LocalParameterStore::SetGradientDType, where a step has one micro-batch.
-  const bool narrow = p.states != OptimStates::kF32 && p.one_micro_batch &&
-                      parameter.shape.rank() >= 2 && parameter.name != "lm_head.weight" &&
+  // As LocalParameterStore::SetGradientDType.
+  const bool matrix = parameter.shape.rank() >= 2 && parameter.name != "lm_head.weight" &&
                       parameter.name != "model.embed_tokens.weight";
-  return static_cast<std::int64_t>(SizeOf(narrow ? dtype : ComputeType(dtype)));
+  return static_cast<std::int64_t>(
+      SizeOf(matrix ? GradientDType(p.precision, p.states, p.gradients, p.one_micro_batch)
+                    : ComputeType(ModelDType(p.precision))));
 }
 
 std::int64_t ElementsOfRank(const MemoryProblem& p, const model::ParameterInfo& parameter) {
@@ -557,6 +565,7 @@ MemoryProblem MemoryProblemOf(const RunConfig& c) {
           .precision = c.precision,
           .recipe = c.recipe,
           .states = c.optim.states,
+          .gradients = c.optim.gradients,
           .recompute = c.recompute,
           .device = c.ComputeDevice().type,
           .tokens = micro,
@@ -625,12 +634,19 @@ std::string AdviceToFit(const MemoryProblem& problem, std::int64_t bytes) {
       return fmt::format("{} would need {}", fmt::join(keys, " "), BytesText(needed));
     }
   }
+  p.tokens = std::min(problem.tokens, row);
+  p.one_micro_batch = problem.one_micro_batch && p.tokens == problem.tokens;
   std::string states;
+  if (ModelDType(p.precision) == DType::kBF16 &&
+      GradientDType(p.precision, p.states, p.gradients, p.one_micro_batch) == DType::kF32) {
+    MemoryProblem rounds = p;
+    rounds.gradients = OptimGradients::kBF16;
+    states = fmt::format("; with optim.gradients=bf16, which rounds gradients, {}",
+                         BytesText(PlanMemory(rounds).peak_bytes));
+  }
   if (problem.precision == Precision::kBf16 && problem.states == OptimStates::kF32) {
     p.states = OptimStates::kBF16;
-    p.tokens = std::min(problem.tokens, row);
-    p.one_micro_batch = problem.one_micro_batch && p.tokens == problem.tokens;
-    states = fmt::format(
+    states += fmt::format(
         "; with optim.states=bf16, which keeps no fp32 masters and trains other numbers, {}",
         BytesText(PlanMemory(p).peak_bytes));
   }

@@ -23,6 +23,7 @@ struct MemoryProblem {
   Precision precision = Precision::kFp32;
   RecipeOptions recipe{};
   OptimStates states = OptimStates::kF32;
+  OptimGradients gradients = OptimGradients::kAuto;
   model::Recompute recompute = model::Recompute::kNone;
   DeviceType device = DeviceType::kCpu;
   std::int64_t tokens = 0;       // of a micro-batch

@@ -67,6 +67,14 @@ TEST(MemoryPlan, AgreesWithTheAllocator) {
             shape,
             {.precision = Precision::kBf16, .steps = 1, .warmup = 1, .states = OptimStates::kBF16}),
         1, 0.05);
+    for (const std::int64_t micro_rows : {0, 1}) {
+      EXPECT_NEAR(Ratio(shape, {.precision = Precision::kBf16,
+                                .steps = 1,
+                                .warmup = 1,
+                                .micro_rows = micro_rows,
+                                .gradients = OptimGradients::kBF16}),
+                  1, 0.05);
+    }
   }
 }
 
@@ -82,6 +90,22 @@ TEST(MemoryPlan, KindsOfAGpuStep) {
   EXPECT_EQ(plan.Of(MemoryKind::kMoments), 8 * n);
   EXPECT_EQ(plan.Of(MemoryKind::kGradients), 4 * n);
   EXPECT_EQ(plan.where, "backward of layer 1");
+  // Of experts, attention and routers in bf16, with any number of micro-batches.
+  p.gradients = OptimGradients::kBF16;
+  const std::int64_t narrow = experts + attention + 2LL * 8 * 4096;
+  for (const bool one : {true, false}) {
+    p.one_micro_batch = one;
+    EXPECT_EQ(PlanMemory(p).Of(MemoryKind::kGradients), 4 * n - 2 * narrow);
+  }
+  p.gradients = OptimGradients::kAuto;
+  p.states = OptimStates::kBF16;
+  EXPECT_EQ(PlanMemory(p).Of(MemoryKind::kGradients), 4 * n);  // several micro-batches
+  p.one_micro_batch = true;
+  EXPECT_EQ(PlanMemory(p).Of(MemoryKind::kGradients), 4 * n - 2 * narrow);
+  p.gradients = OptimGradients::kF32;
+  EXPECT_EQ(PlanMemory(p).Of(MemoryKind::kGradients), 4 * n);
+  p.gradients = OptimGradients::kAuto;
+  p.states = OptimStates::kF32;
   EXPECT_THAT(LargestTerms(plan, 2), HasSubstr("moments of experts 21.0 GiB, "));
   p.recompute = Recompute::kLayer;
   EXPECT_LT(PlanMemory(p).peak_bytes, plan.peak_bytes);
@@ -140,6 +164,12 @@ TEST(MemoryPlan, AdviceFitsOrSaysThatNothingDoes) {
   EXPECT_THAT(AdviceToFit(p, 40 * gib),
               HasSubstr("trains other numbers, " + BytesText(PlanMemory(narrow).peak_bytes) + ";"));
   EXPECT_THAT(AdviceToFit(narrow, 20 * gib), Not(HasSubstr("optim.states")));
+  MemoryProblem rounded = narrow;
+  rounded.states = OptimStates::kF32;
+  rounded.gradients = OptimGradients::kBF16;
+  EXPECT_THAT(AdviceToFit(p, 40 * gib), HasSubstr("which rounds gradients, " +
+                                                  BytesText(PlanMemory(rounded).peak_bytes) + ";"));
+  EXPECT_THAT(AdviceToFit(rounded, 20 * gib), Not(HasSubstr("optim.gradients")));
 }
 
 }  // namespace

@@ -243,6 +243,21 @@ void ResolveDataPaths(RunConfig& config, const fs::path& preset) {
   if (!config.init.from.empty()) resolve(config.init.from);
 }
 
+DType GradientDType(Precision precision, OptimStates states, OptimGradients gradients,
+                    bool one_micro_batch) {
+  const bool narrow = gradients == OptimGradients::kAuto
+                          ? states == OptimStates::kBF16 && one_micro_batch
+                          : gradients == OptimGradients::kBF16;
+  const DType model = ModelDType(precision);
+  return narrow ? model : ComputeType(model);
+}
+
+std::string GradientText(DType gradients, bool one_micro_batch) {
+  if (gradients != DType::kBF16) return {};
+  return fmt::format("gradients of matrices in bf16{}",
+                     one_micro_batch ? "" : ", rounded at every micro-batch");
+}
+
 std::string RunConfig::WhyRowsByHost() const {
   if (parallel.ep_by_host) return "parallel.ep_sync=host";
   const quant::Recipe r = MakeRecipe(precision, recipe);

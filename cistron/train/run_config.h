@@ -65,8 +65,18 @@ struct ParallelOptions {
 };
 // Of AdamW in a bf16 model: kF32 keeps fp32 masters and moments, kBF16 neither.
 enum class OptimStates { kF32, kBF16 };
+// Of gradients of matrices in a bf16 model; those of vectors, embeddings and the head are fp32.
+enum class OptimGradients { kAuto, kF32, kBF16 };
+// What that comes to: kAuto is bf16 where states are and a step has one micro-batch, else fp32.
+// bf16 is that with several micro-batches too: each adds its part and rounds the sum, which is then
+// off by up to 2^-9 of what it was at each of them.
+DType GradientDType(Precision precision, OptimStates states, OptimGradients gradients,
+                    bool one_micro_batch);
+// Of people: "gradients of matrices in bf16, rounded at every micro-batch"; empty where fp32.
+std::string GradientText(DType gradients, bool one_micro_batch);
 struct OptimOptions {
   OptimStates states = OptimStates::kF32;
+  OptimGradients gradients = OptimGradients::kAuto;
   double lr = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.95;
@@ -134,6 +144,9 @@ struct RunConfig {
   // where GPUs that reach each other's memory do without.
   std::string WhyRowsByHost() const;
   bool OneMicroBatch() const { return RowsPerMicroBatch() * Ranks() >= RowsPerStep(); }
+  DType GradientDType() const {
+    return train::GradientDType(precision, optim.states, optim.gradients, OneMicroBatch());
+  }
   // Of one batch of an evaluation.
   std::int64_t EvaluationTokens() const {
     return std::max(RowsPerMicroBatch() * data.seq_len, std::int64_t{2048});

@@ -83,6 +83,10 @@ TEST(StepPlan, TrafficOfOtherStepsIsWhatThreadsSend) {
   check("recompute", [](StepProblem& s) { s.memory.recompute = model::Recompute::kMoe; });
   check("layer", [](StepProblem& s) { s.memory.recompute = model::Recompute::kLayer; });
   check("bf16", [](StepProblem& s) { s.memory.precision = Precision::kBf16; });
+  check("gradients in bf16", [](StepProblem& s) {
+    s.memory.precision = Precision::kBf16;
+    s.memory.gradients = OptimGradients::kBF16;
+  });
   check("mxfp8", [](StepProblem& s) { s.memory.precision = Precision::kMxfp8; });
   for (const Precision precision : {Precision::kMxfp8, Precision::kFp8Block}) {
     for (const auto recompute : {model::Recompute::kNone, model::Recompute::kMoe}) {
@@ -154,6 +158,8 @@ TEST(StepPlan, MemoryOfShardsIsWhatEachRankAllocates) {
       s.memory.precision = Precision::kBf16;
       s.micro_steps = micro_steps;
       s.memory.one_micro_batch = micro_steps == 1;
+      ExpectMemoryNear(s, 0.05);
+      s.memory.gradients = OptimGradients::kBF16;
       ExpectMemoryNear(s, 0.05);
     }
   }
@@ -286,6 +292,19 @@ TEST(StepPlan, TimeByHand) {
     EXPECT_DOUBLE_EQ(collective.seconds, layers * (16384 * 7.0 / 8 * 8192 / 1e9 + 1e-3));
     EXPECT_EQ(collective.exposed, collective.seconds);
   }
+  // Gradients in bf16: 2 bytes less of each for the update and for the norm, and as many less sent.
+  StepProblem narrow = s;
+  narrow.memory.gradients = OptimGradients::kBF16;
+  double bytes = 0;
+  for (const model::ParameterInfo& parameter : model::MixtralParameters(s.memory.model)) {
+    const auto n = static_cast<double>(ElementsOfRank(s.memory, parameter));
+    bytes += n * static_cast<double>(GradientSize(s.memory, parameter) -
+                                     GradientSize(narrow.memory, parameter));
+  }
+  const double experts = 32.0 * 3 * 4096 * 14336, attention = 32.0 * 10 * 4096 * 1024;  // a rank's
+  EXPECT_EQ(bytes, 2 * (experts + attention + 32.0 * 8 * 4096));
+  EXPECT_NEAR(t.optimizer - PredictStep(narrow, c).value().optimizer,
+              bytes * (1 / c.rates.optimizer_of_copy + 1) / 1e12, 1e-12);
   StepProblem other = s;
   other.memory.precision = Precision::kFp32;
   EXPECT_FALSE(PredictStep(other, c).has_value());

@@ -57,10 +57,12 @@ optim::AdamWOptions OptimizerOptions(const OptimOptions& o) {
 
 std::string PrecisionText(const RunConfig& c) {
   if (c.precision == Precision::kFp32) return "fp32";
-  if (!c.HasMasters()) return "bf16 weights and optimiser states, no fp32 masters";
+  std::string text = c.HasMasters() ? "bf16 with fp32 masters"
+                                    : "bf16 weights and optimiser states, no fp32 masters";
   const quant::Recipe recipe = MakeRecipe(c.precision, c.recipe);
-  std::string text = "bf16 with fp32 masters";
   if (quant::Quantizes(recipe)) text += fmt::format(", products in {}", quant::Name(recipe));
+  const std::string gradients = GradientText(c.GradientDType(), c.OneMicroBatch());
+  if (!gradients.empty()) text += ", " + gradients;
   return text;
 }
 
@@ -176,9 +178,7 @@ class Trainer {
       heldout_ = std::make_unique<data::EvaluationStream>(corpus_);
     }
     model_.model.SetRecompute(config_.recompute);
-    if (!config_.HasMasters() && config_.OneMicroBatch()) {
-      model_.store.SetGradientDType(DType::kBF16);
-    }
+    model_.store.SetGradientDType(config_.GradientDType());
     if (config_.init.from.empty()) {
       model_.store.Initialize(config_.seed, config_.model.initializer_range);
     } else if (!HasCheckpoint(config_)) {

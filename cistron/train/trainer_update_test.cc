@@ -284,5 +284,107 @@ TEST(OptimStates, InBf16AreSaidSavedAndResumed) {
   }
 }
 
+// fp32 masters and moments by gradients in bf16: said, repeated and resumed bit for bit, in every
+// precision that has bf16 weights.
+TEST(OptimGradients, InBf16AreSaidRepeatedAndResumed) {
+  TinyRun tiny("gradients");
+  for (const std::string precision : {"bf16", "fp8_delayed", "fp8_block"}) {
+    for (const std::string micro : {"batch.micro_tokens=0", "batch.micro_tokens=64"}) {
+      SCOPED_TRACE(precision + " " + micro);
+      const std::vector<std::string> keys = {"precision=" + precision, "optim.gradients=bf16",
+                                             "train.steps=6", "run.on_exists=new", micro};
+      tiny.Train("whole", keys);
+      EXPECT_THAT(tiny.printed(), HasSubstr("fp32 masters"));
+      EXPECT_THAT(tiny.printed(), HasSubstr("gradients of matrices in bf16"));
+      EXPECT_EQ(tiny.printed().find("rounded at every micro-batch") != std::string::npos,
+                micro != "batch.micro_tokens=0");
+      tiny.Train("again", keys);
+      tiny.Train("parts", keys, /*stop_after=*/4);
+      std::vector<std::string> resumed = keys;
+      resumed[3] = "run.on_exists=resume";
+      tiny.Train("parts", resumed);
+      const io::CheckpointReader a = tiny.Newest("whole"), b = tiny.Newest("again"),
+                                 c = tiny.Newest("parts");
+      ASSERT_THAT(a.names(), ::testing::Contains(HasSubstr("master/")));
+      ASSERT_EQ(a.names(), b.names());
+      ASSERT_EQ(a.names(), c.names());
+      for (const std::string& name : a.names()) {
+        const Tensor x = a.Read(name);
+        if (name.starts_with("moment")) {
+          EXPECT_EQ(x.dtype(), DType::kF32) << name;
+        }
+        EXPECT_TRUE(check::CompareBitwise(name, x, b.Read(name)).ok) << name;
+        EXPECT_TRUE(check::CompareBitwise(name, x, c.Read(name)).ok) << name;
+      }
+    }
+  }
+}
+
+// The first moment after one update by unclipped gradients with β1 = 1/2 is half the gradient, and
+// that exactly: it tells what the gradient was.
+TEST(OptimGradients, InBf16AreThoseOfFp32RoundedOnce) {
+  TinyRun tiny("rounded");
+  const auto moments = [&](const std::string& output, const std::vector<std::string>& more) {
+    std::vector<std::string> keys = {"precision=bf16", "optim.clip=0", "optim.beta1=0.5",
+                                     "checkpoint.every=1"};
+    keys.insert(keys.end(), more.begin(), more.end());
+    tiny.Train(output, keys, /*stop_after=*/1);
+    return CheckpointOf(tiny, output, 1);
+  };
+  const auto wide = moments("wide", {}), narrow = moments("narrow", {"optim.gradients=bf16"});
+  const auto several = moments("several", {"optim.gradients=bf16", "batch.micro_tokens=32"});
+  std::int64_t differ = 0;
+  for (const std::string& name : wide.names()) {
+    if (!name.starts_with("moment1/")) continue;
+    const Tensor exact = wide.Read(name);
+    const bool matrix = exact.shape().rank() >= 2 && name.find("embed_tokens") == name.npos &&
+                        name.find("lm_head") == name.npos;
+    if (!matrix) {
+      EXPECT_TRUE(check::CompareBitwise(name, narrow.Read(name), exact).ok) << name;
+      continue;
+    }
+    const Tensor rounded = ConvertTo(ConvertTo(exact, DType::kBF16), DType::kF32);
+    EXPECT_TRUE(check::CompareBitwise(name, narrow.Read(name), rounded).ok) << name;
+    if (!check::CompareBitwise(name, rounded, exact).ok) ++differ;
+    // Sums over micro-batches are numbers in bf16 too.
+    const Tensor sum = several.Read(name);
+    EXPECT_TRUE(
+        check::CompareBitwise(name, ConvertTo(ConvertTo(sum, DType::kBF16), DType::kF32), sum).ok)
+        << name;
+  }
+  EXPECT_GT(differ, 8);
+}
+
+// Gradients are in no checkpoint: a run may go on with another type, and says so. With states in
+// bf16 they may be fp32. fp32 models have no other.
+TEST(OptimGradients, MayChangeOnTheWayAndAreRefusedInFp32) {
+  TinyRun tiny("gradient_keys");
+  const std::vector<std::string> keys = {"precision=bf16", "train.steps=4"};
+  tiny.Train("run", keys, /*stop_after=*/2);
+  EXPECT_THAT(tiny.printed(), Not(HasSubstr("gradients of matrices")));
+  const auto fails_with = [&](const std::string& output, std::vector<std::string> more) {
+    try {
+      tiny.Train(output, more);
+    } catch (const Error& error) {
+      return error.message();
+    }
+    return std::string("it ran");
+  };
+  EXPECT_THAT(fails_with("run", With(keys, "optim.gradients=bf16")), HasSubstr("optim.gradients"));
+  tiny.Train("run",
+             {"precision=bf16", "train.steps=4", "optim.gradients=bf16", "run.on_exists=resume"});
+  EXPECT_THAT(tiny.printed(), HasSubstr("resuming with changed keys"));
+  EXPECT_THAT(tiny.printed(), HasSubstr("gradients of matrices in bf16"));
+  for (const std::string gradients : {"fp32", "auto", "bf16"}) {
+    tiny.Train("states_" + gradients, {"precision=bf16", "train.steps=2", "optim.states=bf16",
+                                       "optim.gradients=" + gradients});
+    EXPECT_EQ(tiny.printed().find("gradients of matrices in bf16") == std::string::npos,
+              gradients == "fp32");
+  }
+  EXPECT_THAT(fails_with("refused", {"precision=fp32", "optim.gradients=bf16"}),
+              AllOf(HasSubstr("optim.gradients"), HasSubstr("precision=fp32")));
+  tiny.Train("fp32", {"precision=fp32", "train.steps=2", "optim.gradients=fp32"});
+}
+
 }  // namespace
 }  // namespace cistron::train
