@@ -225,6 +225,24 @@ TEST_F(ProgramTest, ExplainShowsThePlanAndTrainsNothing) {
                     ContainsRegex("recipe.last_layers_bf16 +1\n"), Not(HasSubstr("margin"))));
 }
 
+// A user who accumulates gradients in bf16 is told so before the run.
+TEST_F(ProgramTest, RoundedGradientsAreSaidAhead) {
+  const std::string text = "\ngradients of matrices in bf16",
+                    more = ", rounded at every micro-batch";
+  for (const bool several : {false, true}) {
+    const std::string micro = fmt::format("batch.micro_tokens={}", several ? 64 : 0);
+    const std::vector<std::string> keys = {"precision=bf16", "optim.gradients=bf16", micro};
+    std::vector<std::string> explain = tiny_.Overrides("run", keys), plan = explain;
+    explain.insert(explain.begin(), {"train", "--explain"});
+    plan.insert(plan.begin(), "plan");
+    for (const auto& arguments : {explain, plan}) {
+      const Result r = Run(arguments);
+      EXPECT_EQ(r.status, 0) << r.err;
+      EXPECT_THAT(r.out, HasSubstr(text + (several ? more : "") + "\n"));
+    }
+  }
+}
+
 TEST_F(ProgramTest, PlanNeedsNeitherDataNorDevice) {
   const Result fits = Run({"plan", "data.seq_len=64", "batch.global_tokens=1024"});
   EXPECT_EQ(fits.status, 0) << fits.err;

@@ -74,7 +74,8 @@ TEST(PeerMemory, AFailureOfOneRankIsThatOfAll) {
     std::string text;
   };
   for (const Case& c :
-       {Case{{.take = cudaErrorMemoryAllocation}, ErrorCode::kOutOfMemory,
+       {Case{{.take = cudaErrorMemoryAllocation},
+             ErrorCode::kOutOfMemory,
              "memory: the GPU of rank 1 has no 2 MiB for other ranks"},
         {{.take = cudaErrorUnknown}, ErrorCode::kInternal, "memory: the GPU of rank 1 failed"},
         {{.share = cudaErrorNotSupported},
@@ -112,7 +113,8 @@ TEST(PeerTrial, SaysWhatFailsOnEveryRank) {
        {Case{{.share = cudaErrorNotSupported}, "rank 1 cannot share memory of its GPU"},
         {{.open = cudaErrorInvalidResourceHandle}, "rank 1 cannot open memory of rank 0's GPU"},
         {{.write = cudaErrorUnknown}, "rank 1 cannot write to memory of rank 0's GPU"},
-        {{.loses_writes = true}, "what rank 1 writes to memory of rank 0's GPU does not get there"}}) {
+        {{.loses_writes = true},
+         "what rank 1 writes to memory of rank 0's GPU does not get there"}}) {
     SCOPED_TRACE(c.text);
     const Said said = OfRanks(c.faults, Try);
     EXPECT_THAT(said.codes, Each(ErrorCode{}));  // nothing was thrown

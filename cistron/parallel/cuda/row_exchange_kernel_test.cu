@@ -149,7 +149,7 @@ class RowExchangeKernels : public ::testing::Test {
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
-const std::vector<float> kOnes(kRows * kWidth, 1), kZeros(kRows * kWidth, 0);
+const std::vector<float> kOnes(kRows*kWidth, 1), kZeros(kRows*kWidth, 0);
 
 TEST_F(RowExchangeKernels, BringRowsToExpertsAndBack) {
   Route(0, {2, 1, 0, 3});
