@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cistron/io/file.h"
+#include "cistron/tensor/cuda_backend.h"
 #include "cistron/train/tiny_run.h"
 #include "tests/subprocess.h"
 
@@ -241,6 +242,39 @@ TEST_F(ProgramTest, RoundedGradientsAreSaidAhead) {
       EXPECT_THAT(r.out, HasSubstr(text + (several ? more : "") + "\n"));
     }
   }
+}
+
+// The same on every machine, but for the line that says whether it runs here.
+TEST_F(ProgramTest, ExplainNeedsNoGpu) {
+  std::vector<std::string> arguments = tiny_.Overrides(
+      "run",
+      {"device=cuda", "precision=bf16", "model.hidden_size=64", "model.intermediate_size=64"});
+  arguments.insert(arguments.begin(), {"train", "--explain"});
+  const Result r = Run(arguments);
+  EXPECT_EQ(r.status, 0) << r.err;
+  EXPECT_THAT(r.out,
+              AllOf(HasSubstr("implementations on cuda:0 in bf16"),
+                    ContainsRegex("cross_entropy +cuda\n"), HasSubstr("fusion of the experts"),
+                    HasSubstr("model.layers.*.mlp.experts.gate_up_proj")));
+  const bool here = cuda::IsBuilt() && !cuda::Devices().empty();
+  EXPECT_EQ(r.out.find("here nothing runs on one: cuda: ") == std::string::npos, here) << r.out;
+  EXPECT_FALSE(fs::exists(tiny_.path("run")));
+  // Training does.
+  if (!here) EXPECT_EQ(Train({"device=cuda"}).status, 2);
+}
+
+TEST_F(ProgramTest, LaunchWithoutANumberOfRanksSaysWhichToGive) {
+  const Result given =
+      Run({"launch", "train", "--config-name", "L0_sanity", "parallel.ep=2", "parallel.dp=3"});
+  EXPECT_EQ(given.status, 2);
+  EXPECT_THAT(given.err,
+              HasSubstr("write `cistron launch -n 6 train --config-name L0_sanity parallel.ep=2 "
+                        "parallel.dp=3`"));
+  const Result preset = Run({"launch", "train", "--config-name", "L1_8x7B_ep"});
+  EXPECT_EQ(preset.status, 2);
+  EXPECT_THAT(preset.err, AllOf(HasSubstr("-n N train --config-name L1_8x7B_ep`"),
+                                HasSubstr("as in `cistron launch -n 2 ")));
+  EXPECT_THAT(Run({"launch"}).err, HasSubstr("write `cistron launch -n N train"));
 }
 
 TEST_F(ProgramTest, PlanNeedsNeitherDataNorDevice) {

@@ -506,7 +506,7 @@ TEST_F(RanksTest, OtherVerbsRunAsOneProcess) {
 }
 
 TEST_F(RanksTest, LaunchRefusesWhatItCannotStart) {
-  ExpectRefused(Launch(0, TrainWords("none")), "none", HasSubstr("-n 0: give the number of ranks"));
+  ExpectRefused(Launch(0, TrainWords("none")), "none", HasSubstr("launch: -n says how many ranks"));
   ExpectRefused(Launch(2, {"info"}), "none", HasSubstr("ranks run `train`"));
   ExpectRefused(Launch(2, {}), "none", HasSubstr("launch without a verb"));
   ExpectRefused(Mpirun(1, Strings{"launch", "-n", "2"} + TrainWords("none")), "none",

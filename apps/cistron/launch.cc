@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -202,6 +203,17 @@ class LaunchCommand final : public Command {
       CISTRON_THROW(kInvalidArgument, "launch starts ranks by itself; leave out `{}`",
                     launched->start);
     }
+    if (ranks_ == 0) {
+      const std::string ranks = RanksOfCommand();
+      CISTRON_THROW(kInvalidArgument,
+                    "launch: -n says how many ranks to start, parallel.dp times parallel.ep of "
+                    "them; write `cistron launch -n {} {}`{}",
+                    ranks,
+                    command_.empty() ? "train …" : fmt::format("{}", fmt::join(command_, " ")),
+                    ranks == "N" ? ", as in `cistron launch -n 2 train --config-name L0_sanity "
+                                   "parallel.ep=2`"
+                                 : "");
+    }
     if (ranks_ < 1 || ranks_ > comm::kMostThreads) {
       CISTRON_THROW(kInvalidArgument, "-n {}: give the number of ranks, 1…{}", ranks_,
                     comm::kMostThreads);
@@ -223,6 +235,24 @@ class LaunchCommand final : public Command {
   }
 
  private:
+  // By the layout that the command line gives; "N" where that is the preset's.
+  std::string RanksOfCommand() const {
+    std::int64_t product = 1;
+    bool given = false;
+    for (const std::string& word : command_) {
+      for (const std::string_view key : {"parallel.dp=", "parallel.ep="}) {
+        if (!word.starts_with(key)) continue;
+        std::int64_t n = 0;
+        const char* const end = word.data() + word.size();
+        const auto [stop, error] = std::from_chars(word.data() + key.size(), end, n);
+        if (error != std::errc() || stop != end || n < 1 || n > comm::kMostThreads) return "N";
+        product *= n;
+        given = true;
+      }
+    }
+    return given ? std::to_string(product) : "N";
+  }
+
   static std::string Self() { return fs::read_symlink("/proc/self/exe").string(); }
 
   std::vector<std::string> MpirunCommand(const std::string& mpirun) const {

@@ -39,6 +39,13 @@ Context::Context(Device device) : allocator_(&CpuAllocator()) {
   stream_ = cuda::MainStream(device.index);
 }
 
+Context Context::ForQuestions(Device device) {
+  Context context;
+  context.impl_choice_ = ChoiceOfEnvironment(device.type);
+  context.stream_ = {device, nullptr};
+  return context;
+}
+
 // The choice is a comma-separated list of `op=impl`; an entry without `=` names the implementation
 // of every op that has no entry of its own.
 std::string Context::PreferredImpl(std::string_view op) const {

@@ -17,6 +17,8 @@ class Context {
   // A context of any device: its main stream and its allocator. Throws kUnsupported when there is
   // no such device or this build cannot use it.
   explicit Context(Device device);
+  // Of a device that need not be there: it answers which implementations would run, and runs none.
+  static Context ForQuestions(Device device);
 
   Device device() const { return stream_.device; }
   const Stream& stream() const { return stream_; }

@@ -10,6 +10,7 @@
 #include "cistron/comm/nccl/nccl.h"
 #include "cistron/model/hugging_face.h"
 #include "cistron/tensor/cuda_backend.h"
+#include "cistron/train/config_faults.h"
 #include "cistron/train/config_schema.h"
 #include "cistron/train/run_config.h"
 
@@ -397,27 +398,39 @@ void CheckSchedule(const LoadedConfig& loaded) {
   }
 }
 
+void CheckOutput(const LoadedConfig& loaded) {
+  if (!loaded.config.output.empty()) return;
+  CISTRON_THROW(kBadInput, "output names no directory; give output=DIRECTORY");
+}
+
+// Those that ask for what others have found wrong come only where these have found nothing.
+void FindStepFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
+  faults.Check([&] { CheckText(loaded); });
+  const bool supported = faults.Check([&] { CheckSupported(loaded); });
+  const bool model = faults.Check([&] { CheckModel(loaded); });
+  const bool batch = faults.Check([&] { CheckBatch(loaded); });
+  if (model) faults.Check([&] { CheckHighPrecisionLayers(loaded); });
+  if (model && batch) faults.Check([&] { CheckRanks(loaded); });
+  if (supported) faults.Check([&] { CheckTravellingRows(loaded); });
+  faults.Check([&] { CheckSchedule(loaded); });
+  faults.Check([&] { CheckStates(loaded); });
+}
+
 }  // namespace
 
 void CheckStep(const LoadedConfig& loaded) {
-  CheckText(loaded);
-  CheckSupported(loaded);
-  CheckModel(loaded);
-  CheckHighPrecisionLayers(loaded);
-  CheckBatch(loaded);
-  CheckRanks(loaded);
-  CheckTravellingRows(loaded);
-  CheckSchedule(loaded);
-  CheckStates(loaded);
+  ConfigFaults faults;
+  FindStepFaults(loaded, faults);
+  faults.Throw();
 }
 
-void CheckRunConfig(const LoadedConfig& loaded) {
-  CheckStep(loaded);
-  CheckDevices(loaded);
-  CheckData(loaded);
-  if (loaded.config.output.empty()) {
-    CISTRON_THROW(kBadInput, "output names no directory; give output=DIRECTORY");
-  }
+void CheckRunConfig(const LoadedConfig& loaded, bool needs_device) {
+  ConfigFaults faults;
+  FindStepFaults(loaded, faults);
+  if (needs_device) faults.Check([&] { CheckDevices(loaded); });
+  faults.Check([&] { CheckData(loaded); });
+  faults.Check([&] { CheckOutput(loaded); });
+  faults.Throw();
 }
 
 }  // namespace cistron::train

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <string>
 
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
-#include "cistron/model/local_mixtral.h"
+#include "cistron/model/mixtral.h"
 #include "cistron/ops/activation/scaled_activation.h"
+#include "cistron/tensor/cuda_backend.h"
 #include "cistron/train/config_schema.h"
 #include "cistron/train/trainer.h"
 
@@ -50,6 +52,48 @@ std::string RecipeText(const RunConfig& config) {
   return text;
 }
 
+// Parameters that a model would have: their shapes, and no memory.
+class SpecStore final : public nn::ParameterStore {
+ public:
+  nn::ParameterId Register(const nn::ParameterSpec& spec) override {
+    specs_.push_back(spec);
+    return static_cast<nn::ParameterId>(specs_.size()) - 1;
+  }
+  Tensor RegisterBuffer(const nn::BufferSpec&) override { return {}; }
+  Tensor Acquire(nn::ParameterId id) override { HasNone(id); }
+  void Release(nn::ParameterId) override {}
+  QuantizedTensor AcquireQuantized(nn::ParameterId id, const quant::Recipe&) override {
+    HasNone(id);
+  }
+  std::uint64_t version() const override { return 0; }
+  const nn::ParameterSpec& spec(nn::ParameterId id) const override {
+    return specs_.at(static_cast<std::size_t>(id));
+  }
+  Shape LocalShape(nn::ParameterId id) const override { return spec(id).shape; }
+  void SetRowParts(nn::ParameterId id, std::int64_t parts) override {
+    specs_.at(static_cast<std::size_t>(id)).row_parts = parts;
+  }
+  ops::Output GradientOutput(nn::ParameterId id) override { HasNone(id); }
+
+ private:
+  [[noreturn]] void HasNone(nn::ParameterId id) const {
+    CISTRON_THROW(kInternal, "explain: {} has a shape and no values", spec(id).name);
+  }
+  // Modules keep references to a name.
+  std::deque<nn::ParameterSpec> specs_;
+};
+
+// Empty where the device can be used, about whose very GPU questions are then.
+std::string WhyNotHere(Device device) {
+  if (device.type == DeviceType::kCpu) return {};
+  try {
+    cuda::RequireDevice(device.index);
+    return {};
+  } catch (const Error& error) {
+    return error.message();
+  }
+}
+
 }  // namespace
 
 std::vector<ops::OpChoice> ChooseImplementations(const ops::Context& ctx, const RunConfig& config) {
@@ -87,27 +131,37 @@ void CheckImplementations(const ops::Context& ctx, const std::vector<ops::OpChoi
 }
 
 std::string ExplainRun(const LoadedConfig& loaded) {
-  CheckRunConfig(loaded);
+  CheckRunConfig(loaded, /*needs_device=*/false);
   const RunConfig& config = loaded.config;
   if (config.threads > 0) SetNumThreads(static_cast<int>(config.threads));
-  const ops::Context ctx = ops::Context(config.ComputeDevice()).WithStrict(config.strict);
+  const Device device = config.ComputeDevice();
+  const std::string why_not_here = WhyNotHere(device);
+  const ops::Context ctx = ops::Context::ForQuestions(device).WithStrict(config.strict);
   const auto choices = ChooseImplementations(ctx, config);
-  ops::CheckThatAllRun(ctx, choices);  // before the model takes its memory
-  const model::LocalMixtral model(ctx, config.model, ModelDType(config.precision));
+  ops::CheckThatAllRun(ctx, choices);
+  SpecStore store;
+  nn::LocalTokenDispatcher dispatcher(config.model.num_local_experts);
+  nn::LocalStatisticsReducer statistics;
+  const model::Mixtral model(ctx, config.model, ModelDType(config.precision), store, dispatcher,
+                             statistics);
   quant::ScalingStates states;
   const quant::Autocast autocast(
       MakeRecipe(config.precision, config.recipe),
       {HighPrecisionLayersOf(config.recipe, config.model.num_hidden_layers), &states,
        /*record_amax=*/false});
-  CheckImplementations(ctx, choices, model.model);
+  CheckImplementations(ctx, choices, model);
   std::string gradients = GradientText(config.GradientDType(), config.OneMicroBatch());
   if (!gradients.empty()) gradients = fmt::format("\n{}\n", gradients);
+  const std::string elsewhere =
+      why_not_here.empty()
+          ? ""
+          : "as on a GPU that has all kernels; here nothing runs on one: " + why_not_here + "\n";
   return fmt::format(
       "implementations on {} in {}, for the {} tokens of a micro-batch (CISTRON_IMPL chooses "
-      "others; `cistron info --ops` lists all)\n{}{}{}\nfusion of the experts\n{}",
+      "others; `cistron info --ops` lists all)\n{}{}{}{}\nfusion of the experts\n{}",
       ToString(ctx.device()), Name(config.precision),
-      config.RowsPerMicroBatch() * config.data.seq_len, ops::FormatChosen(choices), gradients,
-      RecipeText(config), model.model.ExplainExperts());
+      config.RowsPerMicroBatch() * config.data.seq_len, elsewhere, ops::FormatChosen(choices),
+      gradients, RecipeText(config), model.ExplainExperts());
 }
 
 }  // namespace cistron::train

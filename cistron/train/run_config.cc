@@ -12,6 +12,7 @@
 
 #include "cistron/base/env.h"
 #include "cistron/base/error.h"
+#include "cistron/train/config_faults.h"
 #include "cistron/train/config_schema.h"
 
 namespace cistron::train {
@@ -54,33 +55,44 @@ ConfigValue ToValue(const YAML::Node& node, const std::string& key, const Config
   return value;
 }
 
-void ReadMap(const YAML::Node& map, const std::string& prefix, const std::string& file,
-             std::set<std::string>& seen, LoadedConfig& loaded) {
+// What is read of a preset, and what is wrong with it.
+struct Reading {
+  const std::string& file;
+  LoadedConfig& loaded;
+  ConfigFaults& faults;
+  std::set<std::string> seen = {};
+};
+
+void ReadMap(const YAML::Node& map, const std::string& prefix, Reading& reading);
+
+void ReadEntry(const YAML::Node& key, const YAML::Node& value, const std::string& prefix,
+               Reading& reading) {
+  const ConfigOrigin origin{reading.file, key.Mark().line + 1};
+  if (!key.IsScalar()) {
+    CISTRON_THROW(kBadInput, "{}: a key must be a plain name", ToString(origin));
+  }
+  const std::string name = prefix + key.Scalar();
+  if (value.IsMap() && IsConfigGroup(name)) return ReadMap(value, name + ".", reading);
+  if (value.IsMap() && FindConfigKey(name) == nullptr) {
+    CISTRON_THROW(kBadInput,
+                  "{}: there is no group of keys '{}'; the nearest is '{}' (`cistron train "
+                  "--keys` lists all)",
+                  ToString(origin), name, NearestConfigGroup(name));
+  }
+  if (!reading.seen.insert(name).second) {
+    CISTRON_THROW(kBadInput, "{}: {} is given twice in this file", ToString(origin), name);
+  }
+  if (IsConfigGroup(name) && !value.IsNull()) {
+    CISTRON_THROW(kBadInput, "{}: {} is a group of keys; write its keys below it, indented",
+                  ToString(origin), name);
+  }
+  if (IsConfigGroup(name)) return;
+  SetConfigValue(reading.loaded, name, ToValue(value, name, origin), origin);
+}
+
+void ReadMap(const YAML::Node& map, const std::string& prefix, Reading& reading) {
   for (const auto& entry : map) {
-    const ConfigOrigin origin{file, entry.first.Mark().line + 1};
-    if (!entry.first.IsScalar()) {
-      CISTRON_THROW(kBadInput, "{}: a key must be a plain name", ToString(origin));
-    }
-    const std::string name = prefix + entry.first.Scalar();
-    if (entry.second.IsMap() && IsConfigGroup(name)) {
-      ReadMap(entry.second, name + ".", file, seen, loaded);
-      continue;
-    }
-    if (entry.second.IsMap() && FindConfigKey(name) == nullptr) {
-      CISTRON_THROW(kBadInput,
-                    "{}: there is no group of keys '{}'; the nearest is '{}' (`cistron train "
-                    "--keys` lists all)",
-                    ToString(origin), name, NearestConfigGroup(name));
-    }
-    if (!seen.insert(name).second) {
-      CISTRON_THROW(kBadInput, "{}: {} is given twice in this file", ToString(origin), name);
-    }
-    if (IsConfigGroup(name) && !entry.second.IsNull()) {
-      CISTRON_THROW(kBadInput, "{}: {} is a group of keys; write its keys below it, indented",
-                    ToString(origin), name);
-    }
-    if (IsConfigGroup(name)) continue;
-    SetConfigValue(loaded, name, ToValue(entry.second, name, origin), origin);
+    reading.faults.Check([&] { ReadEntry(entry.first, entry.second, prefix, reading); });
   }
 }
 
@@ -154,15 +166,19 @@ std::string LoadedConfig::Where(const std::string& key) const {
 LoadedConfig ParseRunConfig(const std::string& yaml, const std::string& name,
                             const std::vector<std::string>& overrides) {
   LoadedConfig loaded;
+  ConfigFaults faults;
   const YAML::Node root = ParseYaml(yaml, name);
   if (root.IsMap()) {
-    std::set<std::string> seen;
-    ReadMap(root, "", name, seen, loaded);
+    Reading reading{name, loaded, faults};
+    ReadMap(root, "", reading);
   } else if (!root.IsNull()) {
     CISTRON_THROW(kBadInput, "{}:{}: a configuration is a list of `key: value` lines", name,
                   LineOf(root.Mark()));
   }
-  for (const std::string& text : overrides) ApplyOverride(text, loaded);
+  for (const std::string& text : overrides) {
+    faults.Check([&] { ApplyOverride(text, loaded); });
+  }
+  faults.Throw();
   return loaded;
 }
 

@@ -176,7 +176,7 @@ struct LoadedConfig {
 
 // Reads a preset (may be empty: defaults alone) and applies overrides `key=value`. Checks each
 // value's type and range, not yet how they fit together. Throws kBadInput with key, value, file and
-// line.
+// line, of all keys that are wrong.
 LoadedConfig LoadRunConfig(const std::filesystem::path& yaml_file,
                            const std::vector<std::string>& overrides);
 // The same from the text of a preset, `name` standing for the file in errors.
@@ -200,8 +200,9 @@ void ResolveDataPaths(RunConfig& config, const std::filesystem::path& preset);
 void ResolveInit(LoadedConfig& loaded);
 
 // Checks that the values fit together and are done by this version, before anything is read or
-// written. Throws kBadInput or kUnsupported naming the keys and what to change.
-void CheckRunConfig(const LoadedConfig& loaded);
+// written. Throws kBadInput or kUnsupported naming the keys and what to change, of all faults that
+// do not follow from each other. Without `needs_device` the run's device need not be there.
+void CheckRunConfig(const LoadedConfig& loaded, bool needs_device = true);
 // The part that needs neither data nor device: of a run that is only planned.
 void CheckStep(const LoadedConfig& loaded);
 

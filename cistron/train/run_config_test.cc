@@ -156,6 +156,35 @@ TEST(RunConfig, UnknownKeyNamesTheNearest) {
   EXPECT_THAT(ErrorOfOverride("batch.gobal_tokens=1"), HasSubstr("'batch.global_tokens'"));
 }
 
+// All that is wrong, in the order in which it is written, and each as it would be told alone.
+TEST(RunConfig, FaultsAreToldTogether) {
+  const std::string yaml = "seed: many\nmodle:\n  hidden_size: 64\noptim:\n  beta2: 1\n  lrr: 1\n";
+  const std::vector<std::string> overrides = {"batch.gobal_tokens=1", "device=tpu", "train.steps"};
+  const std::string all = ErrorOf(yaml, overrides);
+  EXPECT_THAT(all,
+              ::testing::StartsWith("the configuration has 7 faults:\n  test.yaml:1: seed=many"));
+  std::size_t at = 0;
+  for (const char* text :
+       {"test.yaml:1: seed=many", "no group of keys 'modle'; the nearest is 'model'",
+        "test.yaml:5: optim.beta2=1", "no key 'optim.lrr'; did you mean 'optim.lr'?",
+        "no key 'batch.gobal_tokens'; did you mean 'batch.global_tokens'?", "device=tpu",
+        "'train.steps' is not of the form key=value"}) {
+    const std::size_t next = all.find(text, at);
+    ASSERT_NE(next, std::string::npos) << text << " in\n" << all;
+    at = next;
+  }
+  EXPECT_THAT(all, HasSubstr("\n  " + ErrorOf("", {"device=tpu"})));
+}
+
+// Also how values fit together, but not what follows from a fault.
+TEST(RunConfig, FaultsOfValuesThatDoNotFitAreToldTogether) {
+  const std::string error = ErrorOf(
+      "", {"model.hidden_size=130", "optim.warmup_steps=2000", "parallel.ep=3", "output=run"});
+  EXPECT_THAT(error, AllOf(HasSubstr("3 faults"), HasSubstr("not divisible by 4 heads"),
+                           HasSubstr("optim.warmup_steps (the command line)"),
+                           HasSubstr("data.train names no file"), Not(HasSubstr("parallel.ep"))));
+}
+
 TEST(RunConfig, UnknownGroupNamesTheNearest) {
   EXPECT_THAT(ErrorOf("seed: 1\noptm:\n  lr: 1\n"),
               AllOf(HasSubstr("test.yaml:2"), HasSubstr("no group of keys 'optm'"),

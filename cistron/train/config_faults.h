@@ -1,0 +1,24 @@
+// Everything that is wrong with a configuration, told at once.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "cistron/base/error.h"
+
+namespace cistron::train {
+
+class ConfigFaults {
+ public:
+  // Calls `check`; true where it found nothing. What it throws about input (kBadInput, kNotFound,
+  // kUnsupported) is kept, everything else passes.
+  bool Check(const std::function<void()>& check);
+  // Throws the one fault that was found, or all of them in one error, a line each in the order in
+  // which they were found; nothing where there is none.
+  void Throw() const;
+
+ private:
+  std::vector<Error> faults_;
+};
+
+}  // namespace cistron::train
