@@ -14,9 +14,27 @@ namespace {
 // How often the threads look: seldom beside operations, often beside the time that a person waits.
 constexpr std::chrono::milliseconds kPeriod{50};
 
+// Events that nobody holds.
+struct FreeEvents {
+  std::mutex mutex;
+  std::vector<cudaEvent_t> events;
+};
+FreeEvents& Free() {
+  static FreeEvents& free = *new FreeEvents;  // handles may be in static storage
+  return free;
+}
+
 }  // namespace
 
 EventHandle::EventHandle() {
+  {
+    const std::lock_guard lock(Free().mutex);
+    if (!Free().events.empty()) {
+      event_ = Free().events.back();
+      Free().events.pop_back();
+      return;
+    }
+  }
   cuda::Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
 }
 std::shared_ptr<EventHandle> EventHandle::Recorded(cudaStream_t stream) {
@@ -25,7 +43,8 @@ std::shared_ptr<EventHandle> EventHandle::Recorded(cudaStream_t stream) {
   return event;
 }
 EventHandle::~EventHandle() {
-  cudaEventDestroy(event_);
+  const std::lock_guard lock(Free().mutex);
+  Free().events.push_back(event_);
 }
 
 Watchdog::~Watchdog() {
@@ -98,8 +117,8 @@ bool Watchdog::AskAbout(Subject& subject, std::unique_lock<std::mutex>& lock) {
       Operation& next = subject.operations_.front();
       next.began = std::max(next.began, asked);
     }
-    // Freeing an event, or memory that `why` reads, waits for a thread that waits for the device
-    // within the driver.
+    // Freeing memory that `why` reads waits for a thread that waits for the device within the
+    // driver.
     lock.unlock();
     done = {};
     ended.reset();

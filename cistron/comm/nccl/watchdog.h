@@ -6,7 +6,8 @@
 //
 // One asks the driver which have ended; another counts the time and asks it nothing, because a
 // question may wait behind another thread's call that waits for the device. (Seen with driver 580:
-// while a thread copies from the device, cudaEventDestroy in another waits.)
+// while a thread copies from the device, cudaEventDestroy in another waits. So events are not
+// freed, but used again.)
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,7 +28,8 @@
 
 namespace cistron::comm::nccl {
 
-// An event of the driver, without timing.
+// An event of the driver, without timing, of the one GPU of the process. The driver's events are
+// kept as long as the process.
 class EventHandle {
  public:
   EventHandle();

@@ -16,8 +16,6 @@ inline constexpr Device kHostGpu{DeviceType::kCuda, 0};
 // −more, or and the next `more`; until it is called all do. An operation has one before it and one
 // behind it.
 void LetEventsEnd(int more);
-// While it is false, freeing an event waits, as behind another thread's wait in the driver.
-void LetEventsBeFreed(bool freed);
 // How often NCCL was asked to add, over all ranks.
 int NcclSums();
 // Device memory of all ranks that is in use, of tensors and of PeerMemory.
