@@ -214,6 +214,10 @@ TEST(ExpertExchange, SaysWhatDoesNotFitAndFitsOnceItHasGrown) {
     EXPECT_TRUE(std::isinf(peers.status().item()));
     EXPECT_EQ(peers.needed().item(), static_cast<double>(kTokens * kTopK * ranks));
     EXPECT_EQ(Sum(overflows.d.rows.split_sizes), 0);
+    // New memory is NaN: the step must not go on with it, and look as one that has diverged.
+    for (const Tensor& t : {overflows.y, overflows.dx, overflows.dprobs}) {
+      EXPECT_TRUE(SameBits(t, Tensor::Zeros(t.shape(), t.dtype()), kTokens)) << Describe(t);
+    }
     // Until the step is made again nothing moves, whatever would fit.
     const Outputs later(ctx, peers, even);
     EXPECT_EQ(Sum(later.d.rows.split_sizes), 0);

@@ -8,16 +8,20 @@
 
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <sstream>
 
 #include "cistron/check/compare.h"
 #include "cistron/comm/mpi/mpi.h"
 #include "cistron/comm/nccl/nccl.h"
+#include "cistron/model/tiny_mixtral.h"
 #include "cistron/parallel/agreement.h"
+#include "cistron/parallel/mesh.h"
 #include "cistron/tensor/cuda_backend.h"
 #include "cistron/testing/repeated_products.h"
 #include "cistron/train/tiny_run.h"
+#include "cistron/train/training_step.h"
 
 namespace cistron::train {
 namespace {
@@ -164,6 +168,46 @@ TEST(GpuLayouts, StepsThatDoNotFitAreMadeAgain) {
               worst.norm);
   EXPECT_LE(worst.loss, 128 * 0x1p-24);
   EXPECT_LE(worst.norm, 128 * 0x1p-24);
+}
+
+// Router logits that overflow send all tokens to the same experts, which no rank has room for: that
+// is told as what it is, and larger buffers are not tried.
+TEST(GpuLayouts, AStepThatDivergesGrowsNoBuffer) {
+  const Device device = comm::nccl::DeviceOfRank(*g_world);
+  cuda::RequireDevice(device.index);
+  const auto world = comm::nccl::Connect(*g_world, device);
+  const ops::Context ctx(device);
+  model::MixtralConfig config = model::TinyConfig();
+  config.hidden_size = 48;
+  config.num_local_experts = 2 * world->size();
+  const parallel::Mesh mesh(*world, 1, world->size(), config.num_local_experts);
+  model::LocalMixtral m(ctx, config, DType::kF32, true, &mesh,
+                        {.expert_exchange = {.why_by_host = "", .buffer_factor = 1}});
+  if (m.expert_ranks->peers() == nullptr) {
+    GTEST_SKIP() << m.expert_ranks->why_by_host();
+  }
+  m.store.Initialize(model::kSeed, 0.2);
+  const auto& gate = *m.store.Find("model.layers.1.mlp.gate.weight");
+  const Tensor huge = Tensor::Empty(gate.value.shape(), DType::kF32);
+  for (float& w : huge.span<float>()) w = std::numeric_limits<float>::max();
+  CopyTo(huge, gate.value);
+  m.store.MarkChanged();
+  optim::AdamWOptimizer optimizer(ctx, m.store, {}, m.statistics.get());
+  const auto tokens = static_cast<std::uint64_t>(32 * world->rank());
+  const std::vector<data::Batch> micro = {model::MakeBatch({20, 12}, config.vocab_size, tokens)};
+  const data::BatchTotals totals{.weight_sum = model::WeightSum(micro) * world->size(),
+                                 .tokens = model::RoutedTokens(micro) * world->size(),
+                                 .rows = 2};
+  try {
+    TrainStep(ctx, m, optimizer, micro, totals, 1e-3);
+    ADD_FAILURE() << "the step was finite";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNumericalFailure);
+    EXPECT_NE(error.message().find("the router logits of layer 1 ("), std::string::npos)
+        << error.message();
+  }
+  EXPECT_TRUE(std::isinf(m.expert_ranks->peers()->status().item())) << "it would have fitted";
+  EXPECT_EQ(m.expert_ranks->buffer_factor(), 1);
 }
 
 TEST(GpuLayouts, TwoRunsOfOneLayoutAgreeBitwise) {
