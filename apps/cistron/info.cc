@@ -6,6 +6,7 @@
 #include "cistron/base/env.h"
 #include "cistron/comm/mpi/mpi.h"
 #include "cistron/comm/nccl/nccl.h"
+#include "cistron/ops/attention/attention.h"
 #include "cistron/ops/instruction_set.h"
 #include "cistron/ops/support_matrix.h"
 #include "cistron/tensor/cuda_backend.h"
@@ -35,6 +36,7 @@ class InfoCommand final : public Command {
     for (const auto& [name, value] : MachineFacts()) line(name, value);
     line("kernels", ops::InstructionSetInUse());
     line("CUDA", cuda::Describe());
+    line("cuDNN", ops::DescribeCudnn());
     for (const std::string& device : DeviceTexts()) line("device", device);
     line("MPI", comm::mpi::Describe());
     line("NCCL", comm::nccl::Describe());

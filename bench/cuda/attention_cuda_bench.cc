@@ -4,12 +4,14 @@
 //   attention_cuda_bench            checks, then timings
 //   attention_cuda_bench check      checks only; exit status 1 when one fails
 //   attention_cuda_bench once N     the N-th timed problem once, for a profiler
+//   attention_cuda_bench packed     packed sequences: sizes of each micro-batch, or bounds of a run
 //
 // TFLOP/s count the arithmetic that the causal problem needs: 4·D flops a visible pair and head
 // forward, 2.5 times as many backward (the kernels recompute scores and do 3.5 times as many).
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -141,12 +143,106 @@ void Time(const Case& c, const ops::Context& ctx, const std::string& name, doubl
              2.5 * flops / backward * 1e-9);
 }
 
+// A micro-batch of packed sequences, and bounds for all of its run.
+struct Packed {
+  std::string name;
+  std::vector<std::int64_t> lengths;
+  std::int64_t number = 0, longest = 0;  // 0: of the micro-batch, which may be uniform
+};
+
+std::vector<std::int64_t> Repeat(const std::vector<std::int64_t>& lengths, std::size_t times) {
+  std::vector<std::int64_t> all;
+  for (std::size_t i = 0; i < times; ++i) all.insert(all.end(), lengths.begin(), lengths.end());
+  return all;
+}
+
+// Windows as long as proteins, log-normal with a median of 300, cut at the end of every row.
+std::vector<std::int64_t> ProteinLengths(std::int64_t tokens, std::int64_t row_tokens) {
+  const RandomStream stream(1, "attention_cuda_bench.lengths");
+  std::vector<std::int64_t> lengths;
+  std::int64_t left = 0;  // of the window that the last row cut
+  std::uint64_t draws = 0;
+  for (std::int64_t row = 0; row < tokens / row_tokens; ++row) {
+    for (std::int64_t room = row_tokens; room > 0;) {
+      if (left == 0) {
+        const double drawn = 300 * std::exp(0.67 * stream.Normal(draws++));
+        left = std::clamp<std::int64_t>(static_cast<std::int64_t>(drawn), 1, row_tokens);
+      }
+      lengths.push_back(std::min(left, room));
+      left -= lengths.back();
+      room -= lengths.back();
+    }
+  }
+  return lengths;
+}
+
+void TimePacked(const Case& c, const Packed& p, const ops::Context& ctx, const std::string& name) {
+  Buffers x = MakeBuffers(c, ctx);
+  x.sequences = ops::PackedFromLengths(p.lengths);
+  if (p.number > 0) x.sequences = ops::WithBounds(x.sequences, p.number, p.longest);
+  x.sequences.cu_seqlens = ctx.Place(x.sequences.cu_seqlens);
+  const auto begin = std::chrono::steady_clock::now();
+  Forward(ctx, c, x);
+  Backward(ctx, c, x);
+  cuda::Synchronize(ctx.device());
+  const std::chrono::duration<double> first = std::chrono::steady_clock::now() - begin;
+  const double forward = MedianMilliseconds(ctx, 0.02, [&] { Forward(ctx, c, x); });
+  const double backward = MedianMilliseconds(ctx, 0.02, [&] { Backward(ctx, c, x); });
+  fmt::print(
+      "packed {:16} {:20} {:16} {:6} forward {:7.4f} ms, backward {:7.4f} ms, first {:.1f} s\n",
+      c.name, p.name, p.number > 0 ? fmt::format("{} of {}", p.number, p.longest) : "", name,
+      forward, backward, first.count());
+  std::fflush(stdout);
+}
+
+// Sizes of the micro-batch against bounds of a run, cuDNN against our own kernels: where which is
+// faster decides FlashIsFaster and BoundsAreCheap (attention.cc).
+void MainPacked(const ops::Context& device) {
+  constexpr std::int64_t kTokens = 8192;
+  const std::vector<std::int64_t> mixed = {3000, 1500, 2000, 700, 992};
+  const std::vector<Packed> packed = {
+      {"proteins, rows 4096", ProteinLengths(kTokens, 4096)},
+      {"proteins, rows 4096", ProteinLengths(kTokens, 4096), 64, 4096},
+      {"proteins, rows 512", ProteinLengths(kTokens, 512)},
+      {"proteins, rows 512", ProteinLengths(kTokens, 512), 64, 512},
+      {"16 of 512", Repeat({400, 624}, 8)},
+      {"16 of 512", Repeat({400, 624}, 8), 24, 1024},
+      {"8 of 1024", Repeat({800, 1248}, 4)},
+      {"8 of 1024", Repeat({800, 1248}, 4), 12, 2048},
+      {"5 of up to 3000", mixed},
+      {"5 of up to 3000", mixed, 8, 4096},
+      {"5 of up to 3000", mixed, 12, 4096},
+      {"3000 and 5192", {3000, 5192}},
+      {"3000 and 5192", {3000, 5192}, 3, 8192},
+      {"uniform 256", Repeat({256}, 32)},
+      {"uniform 512", Repeat({512}, 16)},
+      {"uniform 1024", Repeat({1024}, 8)},
+      {"uniform 2048", Repeat({2048}, 4)}};
+  for (const Case& c : {Case{"32/8 heads of 128", 1, kTokens, {32, 8, 128, 0}},
+                        Case{"16/4 heads of 64", 1, kTokens, {16, 4, 64, 0}},
+                        Case{"6/2 heads of 32", 1, kTokens, {6, 2, 32, 0}}}) {
+    for (const Packed& p : packed) {
+      for (const std::string name : {"cudnn", "flash"}) {
+        try {
+          TimePacked(c, p, device.WithImpl(name), name);
+        } catch (const Error& error) {
+          fmt::print("packed {:16} {:20} {}: {}\n", c.name, p.name, name, error.what());
+        }
+      }
+    }
+  }
+}
+
 int Main(const std::string& mode, std::size_t chosen) {
   const ops::Context device(Device{DeviceType::kCuda, 0});
   const ops::Context plain = device.WithImpl("cuda"), flash = device.WithImpl("flash");
   const std::vector<Case> timed = {{"8192, 32/8 heads, D 128", 1, 8192, {32, 8, 128, 0}},
                                    {"8x1024, 8/2 heads, D 64", 8, 1024, {8, 2, 64, 0}},
                                    {"8x512, 6/2 heads, D 32", 8, 512, {6, 2, 32, 0}}};
+  if (mode == "packed") {
+    MainPacked(device);
+    return 0;
+  }
   if (mode == "once") {
     const Case& c = timed.at(chosen);
     const Buffers x = MakeBuffers(c, flash);

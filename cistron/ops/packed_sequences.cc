@@ -30,10 +30,26 @@ PackedSequences PackedFromLengths(std::span<const std::int64_t> lengths, std::in
     ++cu;
     packed.max_length = std::max(packed.max_length, n);
   }
+  packed.longest = packed.max_length;
   packed.uniform = packed.max_length > 0 &&
                    packed.max_length * static_cast<std::int64_t>(lengths.size()) == tokens &&
                    sum == tokens;
   return packed;
+}
+
+PackedSequences WithBounds(const PackedSequences& sequences, std::int64_t number,
+                           std::int64_t max_length) {
+  const std::span<const std::int64_t> cu = sequences.cu_seqlens.span<std::int64_t>();
+  CISTRON_CHECK(number >= sequences.num_sequences() && max_length >= sequences.max_length,
+                "PackedSequences: {} sequences of up to {} tokens exceed the bounds {} and {}",
+                sequences.num_sequences(), sequences.max_length, number, max_length);
+  PackedSequences bounded = sequences;
+  bounded.cu_seqlens = Tensor::Empty({number + 1}, DType::kI64);
+  const std::span<std::int64_t> ends = bounded.cu_seqlens.span<std::int64_t>();
+  std::fill(std::copy(cu.begin(), cu.end(), ends.begin()), ends.end(), cu.back());
+  bounded.max_length = max_length;
+  bounded.uniform = false;
+  return bounded;
 }
 
 }  // namespace cistron::ops

@@ -233,7 +233,7 @@ class Step {
         .uniform = true};
     // Row sums, and with cuDNN a log-sum-exp in its own order.
     std::int64_t bytes = c_.num_attention_heads * tokens * 4 * (backward ? 2 : 1);
-    const auto impls = ops::AttentionImpls();
+    const auto impls = ops::AttentionImplsFor(problem);
     const auto used = std::find_if(impls.begin(), impls.end(), [&](const ops::AttentionImpl& impl) {
       return impl.device == DeviceType::kCuda && impl.supports(problem);
     });

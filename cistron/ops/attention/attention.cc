@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <utility>
+#include <vector>
 
+#include "cistron/ops/attention/attention_cudnn_shape.h"
 #include "cistron/ops/attention/attention_impls.h"
 #include "cistron/ops/op_work.h"
 
@@ -63,20 +66,39 @@ const AttentionRun& Choose(const Context& ctx, const AttentionConfig& config,
   const Tensor& q = **matrices.begin();
   const bool aligned =
       std::all_of(matrices.begin(), matrices.end(), [](const Tensor* t) { return Aligned(*t); });
-  return Select(ctx, "attention", AttentionImpls(),
-                AttentionProblem{q.dtype(), config, q.dim(0), sequences.num_sequences(),
-                                 sequences.max_length, sequences.uniform, aligned});
+  const AttentionProblem problem{
+      q.dtype(),         config, q.dim(0), sequences.num_sequences(), sequences.max_length,
+      sequences.uniform, aligned};
+  return Select(ctx, "attention", AttentionImplsFor(problem), problem);
 }
 
 // Of two products over the pairs that attention sees, where all sequences are as long as the
 // longest: an upper bound where they are not.
 double ForwardFlops(const AttentionConfig& config, const PackedSequences& sequences,
                     std::int64_t tokens) {
-  const auto length = static_cast<double>(sequences.max_length);
+  const auto length =
+      static_cast<double>(sequences.longest > 0 ? sequences.longest : sequences.max_length);
   const double window = config.window > 0 ? std::min<double>(length, config.window) : length;
   const double keys = window * (1 - window / (2 * std::max(length, 1.0)));  // of a query, mean
   return 4.0 * static_cast<double>(tokens) * keys *
          static_cast<double>(config.num_heads * config.head_dim);
+}
+
+// Whether our own kernels are faster than cuDNN's, which were measured on an H200
+// (docs/performance-notes.md). cuDNN lays all sequences out as if they were as long as the longest,
+// and its kernels for narrow heads and for offsets take longer to start.
+bool FlashIsFaster(const AttentionProblem& p) {
+  const std::int64_t dim = p.config.head_dim;
+  if (p.uniform) return dim <= 32 && p.max_length <= 2048;
+  constexpr std::int64_t kShortSequence = 384;
+  return dim <= 64 || p.num_sequences * kShortSequence > p.tokens;
+}
+
+const AttentionImpl* OnGpu(const AttentionProblem& problem) {
+  for (const AttentionImpl& impl : AttentionImplsFor(problem)) {
+    if (impl.device == DeviceType::kCuda && impl.supports(problem)) return &impl;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -85,6 +107,32 @@ std::span<const AttentionImpl> AttentionImpls() {
   static const std::array impls = {kAttentionCudnn,        kAttentionFlash, kAttentionCuda,
                                    kAttentionCudnnAtomics, CpuAttention(),  RefAttention()};
   return impls;
+}
+
+std::string DescribeCudnn() {
+  const std::string version = internal::CudnnVersion();
+  return version.empty() ? internal::CudnnMissing() : "cuDNN " + version;
+}
+
+std::span<const AttentionImpl> AttentionImplsFor(const AttentionProblem& problem) {
+  static const auto flash_first = [] {
+    std::vector<AttentionImpl> impls(AttentionImpls().begin(), AttentionImpls().end());
+    std::swap(impls[0], impls[1]);  // cudnn and flash
+    return impls;
+  }();
+  const bool flash = FlashIsFaster(problem) && kAttentionFlash.supports(problem);
+  return flash ? flash_first : AttentionImpls();
+}
+
+bool BoundsAreCheap(const AttentionProblem& bounded, const AttentionProblem& typical) {
+  const AttentionImpl* impl = OnGpu(bounded);
+  const AttentionImpl* without = OnGpu(typical);
+  if (impl == nullptr || without == nullptr) return true;
+  if (impl->name != without->name) return false;
+  if (impl->name != kAttentionCudnn.name) return true;
+  const internal::CudnnShape shape = internal::CudnnShapeOf(bounded);
+  constexpr std::int64_t kMostPadding = 4;
+  return shape.batch * shape.length <= kMostPadding * bounded.tokens;
 }
 
 void AttentionForward(const Context& ctx, const AttentionConfig& config,

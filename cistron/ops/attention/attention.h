@@ -14,8 +14,9 @@
 // Padding: rows of o, dq, dk, dv beyond the last sequence are written as zeros; q, k, v there are
 //         not read.
 // Aliasing: outputs overlap no input and no other output.
-// Implementations: cudnn (bf16; deterministic), cuda, and cudnn_atomics, whose backward adds to dq
-//         in any order: its bits differ from run to run, and it runs where it is asked for by name.
+// Implementations: cudnn and flash (bf16; deterministic; AttentionImplsFor says which is first),
+//         cuda, and cudnn_atomics, whose backward adds to dq in any order: its bits differ from run
+//         to run, and it runs where it is asked for by name.
 // Order: sums run over fixed blocks in a fixed order: results depend on the implementation and the
 //         instruction set, not on the number of threads. dk and dv of a key/value head sum the
 //         query heads of its group in order.
@@ -29,6 +30,8 @@
 // Source: Dao, Fu, Ermon, Rudra and Ré, "FlashAttention", 2022; Dao, "FlashAttention-2", 2023
 //         (recomputation from lse, row sums of do·o).
 #pragma once
+
+#include <string>
 
 #include "cistron/ops/context.h"
 #include "cistron/ops/implementation.h"
@@ -53,6 +56,9 @@ void AttentionBackward(const Context& ctx, const AttentionConfig& config,
                        const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
                        const Output& dq, const Output& dk, const Output& dv);
 
+// The cuDNN that implementation `cudnn` runs, "cuDNN 9.19.0", or why there is none.
+std::string DescribeCudnn();
+
 struct AttentionProblem {
   DType dtype;
   AttentionConfig config;
@@ -72,5 +78,13 @@ struct AttentionRun {
 };
 using AttentionImpl = Implementation<AttentionProblem, AttentionRun>;
 std::span<const AttentionImpl> AttentionImpls();
+// The same in the order in which a problem asks them: where heads are narrow, or sequences packed
+// and short, `flash` is faster than `cudnn` and comes before it. Sizes alone decide.
+std::span<const AttentionImpl> AttentionImplsFor(const AttentionProblem& problem);
+
+// Whether packed sequences may have bounds that stay the same over a run, of `bounded`, where most
+// micro-batches have the sizes of `typical`, without being slower on a GPU: our own kernels hardly
+// see bounds, but cuDNN's lay out as many sequences as there may be, each as long as it may be.
+bool BoundsAreCheap(const AttentionProblem& bounded, const AttentionProblem& typical);
 
 }  // namespace cistron::ops

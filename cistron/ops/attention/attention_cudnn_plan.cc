@@ -241,6 +241,10 @@ const std::string& CudnnMissing() {
   return why;
 }
 
+std::string CudnnVersion() {
+  return CudnnMissing().empty() ? VersionName(fe::detail::get_backend_version()) : std::string();
+}
+
 std::int64_t CudnnPlansMade() {
   return plans_made;
 }

@@ -46,6 +46,9 @@ class CudnnPlan {
 // Why cuDNN cannot be used here; empty when it can. Loads it at the first call.
 const std::string& CudnnMissing();
 
+// Of the one that is here, "9.19.0"; empty where it cannot be used.
+std::string CudnnVersion();
+
 // The plan of the current device, made at first use. Throws kUnsupported with cuDNN's reason.
 CudnnPlan& FindCudnnPlan(const CudnnPlanKey& key);
 // Plans that this process has made or asked for in vain, on all devices.

@@ -11,6 +11,10 @@ const std::string& CudnnMissing() {
   return why;
 }
 
+std::string CudnnVersion() {
+  return {};
+}
+
 CudnnPlan& FindCudnnPlan(const CudnnPlanKey&) {
   CISTRON_THROW(kUnsupported, "attention: {}", CudnnMissing());
 }

@@ -103,6 +103,64 @@ TEST(AttentionCudnnShape, ARunNeedsFewPlans) {
   EXPECT_EQ(counts.size(), 4 * 2 + 1);
 }
 
+// With bounds that hold for all of them, forward and backward need a plan each.
+TEST(AttentionCudnnShape, BoundsNeedTwoPlans) {
+  std::set<internal::CudnnPlanKey> keys;
+  for (int i = 0; i < 400; ++i) {
+    const PackedSequences sequences =
+        WithBounds(PackedFromLengths(PackedLengths(i, 8192, 4096), 8192), 100, 4096);
+    for (const bool backward : {false, true}) {
+      keys.insert(internal::CudnnKeyOf(
+          {DType::kBF16, {32, 8, 128, 0}, 8192, sequences.num_sequences(), sequences.max_length},
+          backward, true));
+    }
+  }
+  EXPECT_EQ(keys.size(), 2u);
+}
+
+std::string FirstOnGpu(std::int64_t head_dim, std::int64_t tokens, std::int64_t sequences,
+                       std::int64_t length, bool uniform) {
+  for (const AttentionImpl& impl :
+       AttentionImplsFor({DType::kBF16, {8, 2, head_dim, 0}, tokens, sequences, length, uniform})) {
+    if (impl.device == DeviceType::kCuda) return std::string(impl.name);
+  }
+  return {};
+}
+
+// Sizes alone say which comes first, and the others follow.
+TEST(AttentionOrder, FlashComesFirstWhereItIsFaster) {
+  EXPECT_EQ(FirstOnGpu(128, 8192, 2, 4096, true), "cudnn");
+  EXPECT_EQ(FirstOnGpu(64, 8192, 16, 512, true), "cudnn");
+  EXPECT_EQ(FirstOnGpu(32, 8192, 16, 512, true), "flash") << "narrow heads";
+  EXPECT_EQ(FirstOnGpu(32, 8192, 1, 8192, true), "cudnn") << "long";
+  EXPECT_EQ(FirstOnGpu(64, 8192, 3, 8192, false), "flash") << "packed";
+  EXPECT_EQ(FirstOnGpu(128, 8192, 3, 8192, false), "cudnn") << "packed, and long";
+  EXPECT_EQ(FirstOnGpu(128, 8192, 40, 4096, false), "flash") << "packed, and short";
+  EXPECT_EQ(FirstOnGpu(12, 8192, 40, 4096, false), "cudnn") << "flash does not take it";
+  const auto names = [](std::span<const AttentionImpl> impls) {
+    std::set<std::string_view> all;
+    for (const AttentionImpl& impl : impls) all.insert(impl.name);
+    return all;
+  };
+  const auto ordered = AttentionImplsFor({DType::kBF16, {8, 2, 64, 0}, 8192, 3, 8192});
+  EXPECT_EQ(ordered.size(), AttentionImpls().size());
+  EXPECT_EQ(names(ordered), names(AttentionImpls()));
+}
+
+TEST(AttentionOrder, BoundsAreCheapWhereTheyFitOrOurOwnKernelRuns) {
+  const auto cheap = [](std::int64_t head_dim, std::int64_t most, std::int64_t typical,
+                        std::int64_t length) {
+    const AttentionConfig config{8, 2, head_dim, 0};
+    return BoundsAreCheap({DType::kBF16, config, 8192, most, length},
+                          {DType::kBF16, config, 8192, typical, length});
+  };
+  EXPECT_TRUE(cheap(64, 57, 23, 4096)) << "our own kernel";
+  EXPECT_TRUE(cheap(128, 57, 28, 4096)) << "our own kernel, of short sequences";
+  EXPECT_TRUE(cheap(128, 3, 2, 8192)) << "a plan for 4 of 8192";
+  EXPECT_FALSE(cheap(128, 17, 5, 4096)) << "a plan for 32 of 4096";
+  EXPECT_FALSE(cheap(128, 24, 5, 4096)) << "our own kernel, where cuDNN is faster";
+}
+
 TEST(AttentionCudnnShape, UniformSequencesNeedNoOffsets) {
   const auto shape = [](std::int64_t tokens, std::int64_t sequences, std::int64_t length) {
     return CudnnShapeOf({DType::kBF16, {8, 2, 64, 0}, tokens, sequences, length, true});

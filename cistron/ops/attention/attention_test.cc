@@ -279,6 +279,38 @@ TEST(Attention, ThreadsChangeNoBit) {
   }
 }
 
+// Bounds that hold for many micro-batches, of which one has fewer and shorter sequences: no bit
+// changes, on the CPU and in our own kernels on a GPU.
+TEST(Attention, BoundsChangeNoBit) {
+  for (const AttentionCase& c : {AttentionCase{"short", {7, 1, 0, 30}, 0, {4, 2, 16, 0}},
+                                 AttentionCase{"tiles", {200, 129, 64}, 3, {4, 2, 64, 0}},
+                                 AttentionCase{"window", {210, 97}, 0, {2, 1, 32, 80}}}) {
+    ForAllVariants(c, 1.0, [](const Problem& p, const Variant& variant) {
+      const Results exact = RunAll(ContextOf(variant), p);
+      Problem bounded = p;
+      for (const std::int64_t number : {4, 5, 300}) {
+        bounded.sequences = WithBounds(p.sequences, number, 1000);
+        EXPECT_EQ(bounded.sequences.num_sequences(), number);
+        ExpectSame(exact, RunAll(ContextOf(variant), bounded));
+      }
+    });
+  }
+}
+
+TEST(PackedSequences, Bounds) {
+  const PackedSequences two = PackedFromLengths(std::vector<std::int64_t>{4, 4}, 9);
+  const PackedSequences bounded = WithBounds(two, 4, 6);
+  const auto cu = bounded.cu_seqlens.span<std::int64_t>();
+  EXPECT_EQ(std::vector<std::int64_t>(cu.begin(), cu.end()),
+            (std::vector<std::int64_t>{0, 4, 8, 8, 8}));
+  EXPECT_EQ(bounded.max_length, 6);
+  EXPECT_EQ(bounded.longest, 4);
+  EXPECT_TRUE(PackedFromLengths(std::vector<std::int64_t>{4, 4}).uniform);
+  EXPECT_FALSE(WithBounds(PackedFromLengths(std::vector<std::int64_t>{4, 4}), 2, 4).uniform);
+  EXPECT_THROW(WithBounds(two, 1, 6), Error);
+  EXPECT_THROW(WithBounds(two, 4, 3), Error);
+}
+
 // Trap atomics, second-backward-nan: the same buffers again and again give the same bits.
 TEST(Attention, Atomics) {
   const Problem p = MakeProblem({"repeat", {150, 70}, 4, {4, 2, 32, 0}}, DType::kBF16);
