@@ -75,6 +75,11 @@ Batch GlobalBatch::MicroBatch(std::int64_t begin, std::int64_t count) const {
                 "GlobalBatch::MicroBatch: rows [{}, {}) of {}", begin, begin + count, n);
   Batch batch = Concatenate(
       std::span(rows).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)));
+  if (windows.longest > 0 && windows.shortest < seq_len) {
+    std::int64_t number = SequencesBound(windows, count, seq_len);
+    while (number < batch.sequences.num_sequences()) number *= 2;
+    batch.sequences = ops::WithBounds(batch.sequences, number, windows.longest);
+  }
   for (std::int64_t i = 0; i < begin; ++i) {
     batch.first_token += rows[static_cast<std::size_t>(i)].num_tokens();
   }

@@ -8,6 +8,7 @@
 
 #include "cistron/data/batch.h"
 #include "cistron/data/corpus.h"
+#include "cistron/data/sequence_bounds.h"
 
 namespace cistron::data {
 
@@ -25,8 +26,11 @@ struct GlobalBatch {
   std::int64_t seq_len = 0;
   std::vector<Batch> rows;  // one row each
   BatchTotals totals;
+  WindowLengths windows;  // of the stream; all 0: micro-batches get no bounds
 
-  // Rows [begin, begin + count) as one micro-batch.
+  // Rows [begin, begin + count) as one micro-batch. Where not all windows fill a row, its sequences
+  // have the bounds of all micro-batches of as many rows: up to windows.longest tokens, and
+  // SequencesBound sequences (twice that, or more, where they have more), the last ones empty.
   Batch MicroBatch(std::int64_t begin, std::int64_t count) const;
 };
 
@@ -73,6 +77,7 @@ class TrainingStream {
   // Throws when the state cannot be one of this corpus.
   void Restore(const StreamState& state);
 
+  const WindowLengths& window_lengths() const;
   std::int64_t windows_in_epoch(std::int64_t epoch) const;
   // Tokens of an epoch, on average over epochs where weights are fractions.
   double tokens_per_epoch() const;

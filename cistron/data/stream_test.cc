@@ -230,6 +230,75 @@ TEST(Stream, RowsDoNotDependOnTheBatch) {
   }
 }
 
+std::vector<std::int64_t> LengthsOf(const ops::PackedSequences& sequences) {
+  const auto cu = sequences.cu_seqlens.span<std::int64_t>();
+  std::vector<std::int64_t> lengths;
+  for (std::size_t s = 1; s < cu.size(); ++s) {
+    if (cu[s] > cu[s - 1]) lengths.push_back(cu[s] - cu[s - 1]);
+  }
+  return lengths;
+}
+
+// The bounds of a run's micro-batches are the same in all steps, those of a stream that resumes
+// too, and the sequences are those of the rows.
+TEST(Stream, MicroBatchesKeepTheirBounds) {
+  const TemporaryDirectory scratch;
+  const auto corpus = Corpus::Open(Small(scratch, MixedRecords()));
+  TrainingStream stream(corpus, 9, 64);
+  StreamState middle;
+  std::set<std::size_t> numbers;
+  ops::PackedSequences first;
+  for (int step = 0; step < 100; ++step) {
+    if (step == 50) middle = stream.state();
+    const GlobalBatch batch = stream.Next();
+    const ops::PackedSequences own = batch.MicroBatch(1, 3).sequences;
+    if (step == 0) first = own;
+    ASSERT_EQ(own.num_sequences(), first.num_sequences());
+    ASSERT_EQ(own.max_length, 16);
+    EXPECT_FALSE(own.uniform);
+    std::vector<std::int64_t> expected;
+    for (std::size_t row = 1; row < 4; ++row) {
+      const auto more = LengthsOf(batch.rows[row].sequences);
+      expected.insert(expected.end(), more.begin(), more.end());
+    }
+    EXPECT_EQ(LengthsOf(own), expected);
+    numbers.insert(expected.size());
+  }
+  EXPECT_GT(numbers.size(), 3u) << "the packings hardly differ";
+  TrainingStream resumed(corpus, 9, 64);
+  resumed.Restore(middle);
+  EXPECT_EQ(resumed.Next().MicroBatch(1, 3).sequences.num_sequences(), first.num_sequences());
+}
+
+// Records that all fill rows: sequences of one length, which need no bounds.
+TEST(Stream, FullWindowsNeedNoBounds) {
+  const TemporaryDirectory scratch;
+  TrainingStream stream(
+      Corpus::Open(Small(scratch, ">a\n" + RandomBases(100, 1) + "\n>b\n" + RandomBases(16, 2))), 9,
+      64);
+  for (int step = 0; step < 20; ++step) {
+    const ops::PackedSequences own = stream.Next().MicroBatch(1, 3).sequences;
+    EXPECT_TRUE(own.uniform);
+    EXPECT_EQ(own.num_sequences(), 3);
+    EXPECT_EQ(own.max_length, 16);
+  }
+}
+
+// Records that are all short: no window is as long as a row, and no bound needs to be.
+TEST(Stream, BoundsAreThoseOfTheWindows) {
+  const TemporaryDirectory scratch;
+  TrainingStream stream(
+      Corpus::Open(Small(scratch, ">a\n" + RandomBases(5, 1) + "\n>b\n" + RandomBases(5, 2) +
+                                      "\n>c\n" + RandomBases(6, 3))),
+      9, 16);
+  for (int step = 0; step < 20; ++step) {
+    const ops::PackedSequences own = stream.Next().MicroBatch(0, 1).sequences;
+    EXPECT_EQ(own.max_length, 6);
+    // Two whole windows and two parts; none has fewer than 5 tokens.
+    EXPECT_EQ(own.num_sequences(), 5);
+  }
+}
+
 // Windows never cross records: with one letter a record, every piece has one letter.
 TEST(Stream, WindowsNeverCrossRecords) {
   const TemporaryDirectory scratch;

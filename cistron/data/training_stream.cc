@@ -33,6 +33,18 @@ bool HasLabel(const Corpus::Impl& data) {
   return false;
 }
 
+// Of all windows of the training part.
+WindowLengths LengthsOf(const Corpus::Impl& data) {
+  WindowLengthSums sums;
+  for (const FileWindows& file : data.train_files) {
+    for (std::size_t i = file.begin; i < file.end; ++i) {
+      const std::int64_t n = data.train[i].tokens();
+      sums.Add(data.grid.Length(n), file.weight * static_cast<double>(data.grid.Count(n)));
+    }
+  }
+  return sums.Lengths();
+}
+
 }  // namespace
 
 struct TrainingStream::Impl {
@@ -50,7 +62,7 @@ struct TrainingStream::Impl {
   };
 
   Impl(std::shared_ptr<const Corpus> c, std::uint64_t s, std::int64_t tokens)
-      : corpus(std::move(c)), seed(s), global_tokens(tokens) {}
+      : corpus(std::move(c)), seed(s), global_tokens(tokens), windows(LengthsOf(data())) {}
 
   const Corpus::Impl& data() const { return corpus->impl(); }
 
@@ -66,6 +78,7 @@ struct TrainingStream::Impl {
   std::shared_ptr<const Corpus> corpus;
   std::uint64_t seed;
   std::int64_t global_tokens;
+  WindowLengths windows;
   StreamState state;
   Epoch epoch;
 
@@ -166,6 +179,7 @@ TrainingStream& TrainingStream::operator=(TrainingStream&&) noexcept = default;
 GlobalBatch TrainingStream::Next() {
   GlobalBatch batch;
   batch.seq_len = impl_->data().config.seq_len;
+  batch.windows = impl_->windows;
   StreamState& state = impl_->state;
   for (std::int64_t row = 0; row < impl_->global_tokens / batch.seq_len; ++row) {
     BatchBuilder builder(batch.seq_len);
@@ -211,6 +225,10 @@ void TrainingStream::Restore(const StreamState& state) {
         state.offset, length);
   }
   impl_->state = state;
+}
+
+const WindowLengths& TrainingStream::window_lengths() const {
+  return impl_->windows;
 }
 
 std::int64_t TrainingStream::windows_in_epoch(std::int64_t epoch) const {
