@@ -40,8 +40,8 @@ std::int64_t SequencesBound(const WindowLengths& windows, std::int64_t rows,
       (2 * windows.mean);
   // Fewer than k whole windows; one that begins before them, one that ends behind, and one more at
   // each end of a row between.
-  const auto whole = static_cast<std::int64_t>(
-      std::min(std::ceil(root * root), static_cast<double>(tokens))) - 1;
+  const auto whole =
+      static_cast<std::int64_t>(std::min(std::ceil(root * root), static_cast<double>(tokens))) - 1;
   const std::int64_t possible = (tokens - 1) / windows.shortest;
   return std::min(std::min(whole, possible) + 2 + rows - 1, tokens);
 }

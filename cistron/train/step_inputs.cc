@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+
+#include "cistron/ops/attention/attention.h"
+#include "cistron/train/precision.h"
 
 namespace cistron::train {
 namespace {
@@ -51,6 +55,23 @@ std::vector<data::Batch> MicroBatchesOf(const data::GlobalBatch& batch, std::int
     micro.push_back(batch.MicroBatch(begin + rank * mine, mine));
   }
   return micro;
+}
+
+bool KeepsSequenceBounds(const RunConfig& config, const data::WindowLengths& windows) {
+  const model::MixtralConfig& m = config.model;
+  const std::int64_t rows = config.RowsPerMicroBatch(), tokens = rows * config.data.seq_len;
+  ops::AttentionProblem bounded{.dtype = ModelDType(config.precision),
+                                .config = {.num_heads = m.num_attention_heads,
+                                           .num_kv_heads = m.num_key_value_heads,
+                                           .head_dim = m.HeadDim(),
+                                           .window = m.sliding_window.value_or(0)},
+                                .tokens = tokens,
+                                .max_length = windows.longest};
+  ops::AttentionProblem typical = bounded;
+  bounded.num_sequences = data::SequencesBound(windows, rows, config.data.seq_len);
+  typical.num_sequences =
+      static_cast<std::int64_t>(std::ceil(static_cast<double>(tokens) / windows.mean)) + rows - 1;
+  return ops::BoundsAreCheap(bounded, typical);
 }
 
 StepInputs PackStep(std::span<const data::Batch> batches, const data::BatchTotals& totals,

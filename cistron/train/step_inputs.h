@@ -7,6 +7,7 @@
 
 #include "cistron/data/stream.h"
 #include "cistron/tensor/tensor.h"
+#include "cistron/train/run_config.h"
 
 namespace cistron::train {
 
@@ -39,6 +40,11 @@ struct StepInputs {
 // sees. `ranks` divides the rows of the batch.
 std::vector<data::Batch> MicroBatchesOf(const data::GlobalBatch& batch, std::int64_t rows_per_micro,
                                         std::int64_t rank, std::int64_t ranks);
+
+// Whether micro-batches of packed sequences keep their bounds (GlobalBatch::windows), so that steps
+// are laid out alike: where that makes attention slower on a GPU (ops::BoundsAreCheap), they have
+// the sizes of their own sequences.
+bool KeepsSequenceBounds(const RunConfig& config, const data::WindowLengths& windows);
 
 // Packs micro-batches into memory of `allocator`.
 StepInputs PackStep(std::span<const data::Batch> batches, const data::BatchTotals& totals,

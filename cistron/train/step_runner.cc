@@ -7,15 +7,9 @@
 #include "cistron/base/error.h"
 #include "cistron/base/log.h"
 #include "cistron/tensor/cuda_backend.h"
+#include "cistron/train/capture_policy.h"
 
 namespace cistron::train {
-namespace {
-
-// A graph is captured when a layout comes the second time in a row; a run whose layouts change as
-// often as this captures no more.
-constexpr int kMostCaptures = 8;
-
-}  // namespace
 
 // What the kernels of every step read and write, where a graph finds it again.
 struct StepRunner::DeviceState {
@@ -26,10 +20,9 @@ struct StepRunner::DeviceState {
   StepSums sums;
   Tensor gate;
   Tensor inputs;  // u8: what Slot::staging brought
-  std::vector<std::int64_t> layout;
   std::deque<Slot> slots;
-  std::unique_ptr<cuda::Graph> graph;  // of `layout`
-  int captures = 0;
+  std::unique_ptr<cuda::Graph> graph;  // of the step before
+  CapturePolicy policy;
 };
 
 StepRunner::StepRunner(const ops::Context& ctx, model::LocalMixtral& m,
@@ -142,7 +135,9 @@ void StepRunner::Run(const StepInputs& inputs) {
   };
   newest_is_replay_ = false;
   if (timed) return queue();
-  if (d.graph && inputs.layout == d.layout) {
+  using Action = CapturePolicy::Action;
+  const Action action = d.policy.Next(inputs.layout, d.graph != nullptr);
+  if (action == Action::kReplay) {
     newest_is_replay_ = true;
     d.graph->Launch();
     optimizer_.CountUpdate();
@@ -150,11 +145,9 @@ void StepRunner::Run(const StepInputs& inputs) {
     return;
   }
   d.graph.reset();
-  const bool again = inputs.layout == d.layout;
-  d.layout = inputs.layout;
   const std::string why_not = WhyNotCaptured();
   if (!why_not.empty()) note_ = why_not;
-  if (again && why_not.empty() && Capture(inputs)) return;
+  if (action == Action::kCapture && why_not.empty() && Capture(inputs)) return;
   // The pool too: what this step makes and keeps, gradients for one, a capture may use.
   const cuda::MemoryPool::Scope scope(d.pool);
   queue();
@@ -174,17 +167,19 @@ std::string StepRunner::WhyNotCaptured() const {
   if (scope != nullptr && quant::Quantizes(scope->recipe())) {
     return fmt::format("not captured: {} keeps state on the host", quant::Name(scope->recipe()));
   }
-  if (device_->captures >= kMostCaptures) {
+  const CapturePolicy& policy = device_->policy;
+  if (policy.exhausted()) {
     return fmt::format("no longer captured: the shapes changed after {} captures",
-                       device_->captures);
+                       policy.captures());
   }
+  if (policy.changes()) return "not captured: the shapes differ from step to step";
   return {};
 }
 
 bool StepRunner::Capture(const StepInputs& inputs) {
   DeviceState& d = *device_;
   const std::int64_t step = optimizer_.step();
-  ++d.captures;
+  d.policy.CountCapture();
   try {
     const cuda::MemoryPool::Scope scope(d.pool);
     d.graph = std::make_unique<cuda::Graph>(ctx_.device(), [&] {

@@ -25,8 +25,9 @@ constexpr double kRate = 0.01;
 constexpr std::int64_t kVocab = 32;
 
 // Everything whose statistics, losses or noise a step could forget to read anew.
-model::MixtralConfig Config() {
+model::MixtralConfig Config(model::AuxScope scope = model::AuxScope::kBatch) {
   model::MixtralConfig c = model::TinyConfig();
+  c.aux_scope = scope;
   c.vocab_size = kVocab;
   c.hidden_size = 64;
   c.intermediate_size = 40;
@@ -43,9 +44,9 @@ model::MixtralConfig Config() {
 // A model that trains by itself.
 struct TrainedModel {
   TrainedModel(const ops::Context& given, DType dtype, CudaGraph graph, bool masters = true,
-               DType gradients = DType::kF32)
+               DType gradients = DType::kF32, model::AuxScope scope = model::AuxScope::kBatch)
       : ctx(given),
-        m(ctx, Config(), dtype, masters),
+        m(ctx, Config(scope), dtype, masters),
         optimizer(ctx, m.store, {.adamw = {.weight_decay = 0.1}, .max_grad_norm = 0.5}),
         runner(ctx, m, optimizer, {graph, model::kSeed}) {
     m.store.SetGradientDType(gradients);
@@ -152,6 +153,68 @@ TEST(StepInputs, BatchesOfACopyAreThoseThatWerePacked) {
   EXPECT_NE(layout(Draw(1, {10, 9})), layout(Draw(1, {7, 12})));  // other bounds
 }
 
+// Steps of 48 tokens a micro-batch, packed otherwise in each, with the bounds of a run.
+Global DrawPacked(std::int64_t step) {
+  static const std::vector<std::vector<std::int64_t>> kPackings = {
+      {20, 12, 16}, {48}, {1, 1, 1, 30, 15}, {24, 24}, {7, 9, 8, 5, 4, 10, 5}};
+  const auto index = static_cast<std::size_t>(step) % kPackings.size();
+  Global g = Draw(step, kPackings[index]);
+  for (data::Batch& b : g.micro) b.sequences = ops::WithBounds(b.sequences, 9, 48);
+  return g;
+}
+
+TEST(StepInputs, BoundsOfARunKeepTheLayout) {
+  const auto layout = [](const Global& g) {
+    return PackStep(g.micro, g.totals, CpuAllocator()).layout;
+  };
+  for (std::int64_t t = 1; t < 10; ++t) EXPECT_EQ(layout(DrawPacked(0)), layout(DrawPacked(t)));
+  Global other = DrawPacked(0);
+  other.micro[1].sequences = ops::WithBounds(other.micro[1].sequences, 10, 48);
+  EXPECT_NE(layout(DrawPacked(0)), layout(other));
+}
+
+// Proteins keep their bounds whatever the heads; records that fill many rows and some that fill
+// half of one, with wide heads, have a plan of cuDNN for their own sizes.
+TEST(StepInputs, BoundsAreKeptWhereTheyAreCheap) {
+  RunConfig config;
+  config.precision = Precision::kBf16;
+  config.model = Config();
+  config.data.seq_len = 4096;
+  config.batch.global_tokens = config.batch.micro_tokens = 8192;
+  const data::WindowLengths proteins{20, 4096, 375, 270.0 * 270},
+      mixed{1, 4096, 2048, 1182.0 * 1182};
+  for (const std::int64_t head_dim : {32, 64, 128}) {
+    config.model.head_dim = head_dim;
+    EXPECT_TRUE(KeepsSequenceBounds(config, proteins)) << head_dim;
+    EXPECT_EQ(KeepsSequenceBounds(config, mixed), head_dim <= 64) << head_dim;
+  }
+}
+
+// The losses of sequences, and the bits of everything, are those without bounds.
+TEST(StepRunner, BoundsChangeNoBitOnACpu) {
+  for (const model::AuxScope scope : {model::AuxScope::kBatch, model::AuxScope::kSequence}) {
+    const ops::Context ctx;
+    TrainedModel bounded(ctx, DType::kF32, CudaGraph::kAuto, true, DType::kF32, scope),
+        plain(ctx, DType::kF32, CudaGraph::kAuto, true, DType::kF32, scope);
+    std::vector<Global> with, without;
+    for (std::int64_t t = 0; t < 5; ++t) {
+      with.push_back(DrawPacked(t));
+      without.push_back(DrawPacked(t));
+      for (data::Batch& b : without.back().micro) {
+        std::vector<std::int64_t> lengths;
+        const auto cu = b.sequences.cu_seqlens.span<std::int64_t>();
+        for (std::size_t s = 1; s < cu.size(); ++s) {
+          if (cu[s] > cu[s - 1]) lengths.push_back(cu[s] - cu[s - 1]);
+        }
+        b.sequences = ops::PackedFromLengths(lengths);
+      }
+    }
+    const auto a = TrainAhead(bounded, with), b = TrainAhead(plain, without);
+    for (std::size_t t = 0; t < with.size(); ++t) ExpectSameResult(a[t], b[t]);
+    ExpectSameState(bounded, plain);
+  }
+}
+
 TEST(StepRunner, OnACpuAStepIsTrainStep) {
   const ops::Context ctx;
   TrainedModel ahead(ctx, DType::kF32, CudaGraph::kAuto),
@@ -210,6 +273,24 @@ TEST_F(CapturedStep, HostSync) {
       ExpectSameState(ahead, queued);
       ExpectSameState(ahead, waiting);
     }
+  }
+}
+
+// Packed otherwise in every step, with the bounds of a run: captured once, the bits of steps that
+// wait.
+TEST_F(CapturedStep, PackedSequencesWithBounds) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    SCOPED_TRACE(Name(dtype));
+    TrainedModel ahead(*ctx_, dtype, CudaGraph::kAuto), waiting(*ctx_, dtype, CudaGraph::kOff);
+    std::vector<Global> globals;
+    for (std::int64_t t = 0; t < 20; ++t) globals.push_back(DrawPacked(t));
+    const auto a = TrainAhead(ahead, globals), b = TrainWaiting(waiting, globals);
+    EXPECT_EQ(ahead.runner.replays(), 19) << ahead.runner.note();
+    for (std::size_t t = 0; t < globals.size(); ++t) {
+      SCOPED_TRACE(t);
+      ExpectSameResult(a[t], b[t]);
+    }
+    ExpectSameState(ahead, waiting);
   }
 }
 

@@ -438,7 +438,8 @@ class Trainer {
     data::StreamState state_after;
   };
   Fetched Read(const StepRunner& runner) {
-    const data::GlobalBatch batch = stream_->Next();
+    data::GlobalBatch batch = stream_->Next();
+    if (!keeps_bounds_) batch.windows = {};
     return {runner.Prepare(
                 MicroBatchesOf(batch, config_.RowsPerMicroBatch(), mesh_.rank(), mesh_.size()),
                 batch.totals),
@@ -681,6 +682,7 @@ class Trainer {
   parallel::MeshAmaxReducer amax_reducer_{mesh_};
   std::string_view unit_ = data::UnitName(config_.data.alphabet);
   std::unique_ptr<data::TrainingStream> stream_;
+  bool keeps_bounds_ = KeepsSequenceBounds(config_, stream_->window_lengths());
   std::unique_ptr<data::EvaluationStream> heldout_;
   std::optional<RunDirectory> directory_;  // of the first rank
   std::optional<CheckpointSaver> saver_;
