@@ -62,8 +62,8 @@ if sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sa
   run "memcheck of three steps" "$sanitizer" --tool memcheck "${small[@]}"
   run "memcheck of three steps, plain kernels" env CISTRON_IMPL=$plain "$sanitizer" --tool memcheck "${small[@]}"
   # racecheck reports cuDNN's own kernels, whose order it does not see.
-  run "racecheck of three steps" env CISTRON_IMPL=attention=flash "$sanitizer" --tool racecheck "${small[@]}"
-  for kernels in GroupedProducts FusedExperts RmsNorm Permute; do
+  run "racecheck of three steps" env CISTRON_IMPL=attention=cuda "$sanitizer" --tool racecheck "${small[@]}"
+  for kernels in GroupedProducts FusedExperts Attention RmsNorm Permute; do
     run "racecheck of $kernels at training widths" "$sanitizer" --tool racecheck --error-exitcode 9 \
       "$tests/device_races_test" "--gtest_filter=DeviceRaces.$kernels"
   done

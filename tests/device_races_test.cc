@@ -11,6 +11,7 @@
 #include "cistron/nn/grouped_linear.h"
 #include "cistron/nn/scaled_swiglu.h"
 #include "cistron/nn/sequential.h"
+#include "cistron/ops/attention/attention.h"
 #include "cistron/ops/grouped_gemm/grouped_gemm.h"
 #include "cistron/ops/norm/norm.h"
 #include "cistron/ops/permute/permute.h"
@@ -96,6 +97,29 @@ TEST_F(DeviceRaces, FusedExperts) {
     std::vector<Tensor> results = {y, dx, dscale};
     for (const auto& p : store.parameters()) results.push_back(p.grad.ToHost());
     return results;
+  });
+}
+
+// The kernels of this library: steps in bf16 run cuDNN's where it is there.
+TEST_F(DeviceRaces, Attention) {
+  const ops::Context own = ctx_.WithImpl("attention=flash");
+  constexpr std::int64_t kLengths[] = {200, 0, 1, 70}, kTokens = 271;
+  const ops::AttentionConfig config{
+      .num_heads = 4, .num_kv_heads = 2, .head_dim = 64, .window = 100};
+  ops::PackedSequences sequences = ops::PackedFromLengths(kLengths);
+  sequences.cu_seqlens = ctx_.Place(sequences.cu_seqlens);
+  sequences.positions = ctx_.Place(sequences.positions);
+  const Shape heads = {kTokens, 4 * 64}, kv_heads = {kTokens, 2 * 64};
+  const Tensor q = Draw(heads, DType::kBF16, "q"), d_o = Draw(heads, DType::kBF16, "do");
+  const Tensor k = Draw(kv_heads, DType::kBF16, "k"), v = Draw(kv_heads, DType::kBF16, "v");
+  ExpectTheSameTwice([&] {
+    const Tensor o = Poisoned(heads, DType::kBF16), lse = Poisoned({4, kTokens}, DType::kF32);
+    const Tensor dq = Poisoned(heads, DType::kBF16), dk = Poisoned(kv_heads, DType::kBF16);
+    const Tensor dv = Poisoned(kv_heads, DType::kBF16);
+    ops::AttentionForward(own, config, sequences, q, k, v, lse, Write(o));
+    ops::AttentionBackward(own, config, sequences, d_o, q, k, v, o, lse, Write(dq), Write(dk),
+                           Write(dv));
+    return std::vector{o, lse, dq, dk, dv};
   });
 }
 

@@ -280,7 +280,10 @@ void LocalParameterStore::Rename(std::string_view from, std::string_view to) {
 }
 
 void LocalParameterStore::ZeroGradients() {
-  for (Parameter& p : parameters_) p.has_grad = false;
+  for (Parameter& p : parameters_) {
+    p.has_grad = false;
+    p.square_sums = {};  // small, but it may hold on to a captured step's memory
+  }
   if (transfers_) transfers_->Abandon();
 }
 

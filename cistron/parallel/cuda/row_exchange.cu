@@ -96,6 +96,7 @@ RowExchange::RowExchange(comm::Communicator& group, const ops::Context& ctx,
   control_ = Empty({k::Control::Words(group.size(), num_experts)}, DType::kI64);
   status_ = ctx.Empty({2}, DType::kF64);
   waits_for_ = Tensor::Zeros({k::kRanks}, DType::kI32, cuda::PinnedAllocator());
+  k::LoadKernels();
   FillZero(control_);
   Reset();
   cuda::Synchronize(ctx.device());

@@ -5,6 +5,7 @@
 
 #include "cistron/comm/nccl/peer_memory.h"
 #include "cistron/parallel/exchange_plan.h"
+#include "cistron/tensor/cuda/check.h"
 
 namespace cistron::parallel::exchange_kernels {
 
@@ -256,6 +257,21 @@ __global__ void __launch_bounds__(kPushThreads) push_kernel(const __grid_constan
       }
     }
     if (a.values != nullptr && lane == 0) a.values_to[rank][place] = a.values[slot];
+  }
+}
+
+// Before the first exchange: a kernel that is loaded when it is first launched may wait for all
+// that runs, while what runs here may wait for that very launch. (CUDA C++ Programming Guide, "Lazy
+// Loading", on kernels that must run at the same time.)
+inline void LoadKernels() {
+  const void* const kernels[] = {reinterpret_cast<const void*>(&enter_kernel),
+                                 reinterpret_cast<const void*>(&leave_kernel),
+                                 reinterpret_cast<const void*>(&push_kernel<uint4>),
+                                 reinterpret_cast<const void*>(&push_kernel<unsigned>),
+                                 reinterpret_cast<const void*>(&push_kernel<unsigned short>)};
+  for (const void* kernel : kernels) {
+    cudaFuncAttributes attributes{};
+    cuda::Check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
   }
 }
 

@@ -69,6 +69,7 @@ class RowExchangeKernels : public ::testing::Test {
  protected:
   void SetUp() override {
     if (cuda::Devices().empty()) GTEST_SKIP() << "no GPU";
+    LoadKernels();
     ranks_.resize(kTwo);
     for (auto& r : ranks_) r = std::make_unique<Rank>();
   }
