@@ -275,6 +275,17 @@ TEST_F(ProgramTest, LaunchWithoutANumberOfRanksSaysWhichToGive) {
   EXPECT_THAT(preset.err, AllOf(HasSubstr("-n N train --config-name L1_8x7B_ep`"),
                                 HasSubstr("as in `cistron launch -n 2 ")));
   EXPECT_THAT(Run({"launch"}).err, HasSubstr("write `cistron launch -n N train"));
+  // The last value of a key counts, as it does in a configuration.
+  EXPECT_THAT(
+      Run({"launch", "train", "parallel.ep=x", "parallel.dp=3", "parallel.ep=4", "parallel.ep=2"})
+          .err,
+      HasSubstr("launch -n 6 train"));
+  // No number is named that launch would refuse.
+  for (const char* ep : {"parallel.ep=4097", "parallel.ep=3000", "parallel.ep=0"}) {
+    EXPECT_THAT(Run({"launch", "train", "parallel.dp=2000", ep}).err,
+                HasSubstr("launch -n N train"))
+        << ep;
+  }
 }
 
 TEST_F(ProgramTest, PlanNeedsNeitherDataNorDevice) {

@@ -235,22 +235,25 @@ class LaunchCommand final : public Command {
   }
 
  private:
-  // By the layout that the command line gives; "N" where that is the preset's.
+  // By the layout that the command line gives, where a key's last value counts; "N" where the
+  // layout is the preset's, or none that can be launched.
   std::string RanksOfCommand() const {
-    std::int64_t product = 1;
-    bool given = false;
+    constexpr std::array<std::string_view, 2> kKeys = {"parallel.dp=", "parallel.ep="};
+    std::array<std::optional<std::int64_t>, 2> values;
     for (const std::string& word : command_) {
-      for (const std::string_view key : {"parallel.dp=", "parallel.ep="}) {
-        if (!word.starts_with(key)) continue;
+      for (std::size_t i = 0; i < kKeys.size(); ++i) {
+        if (!word.starts_with(kKeys[i])) continue;
         std::int64_t n = 0;
         const char* const end = word.data() + word.size();
-        const auto [stop, error] = std::from_chars(word.data() + key.size(), end, n);
-        if (error != std::errc() || stop != end || n < 1 || n > comm::kMostThreads) return "N";
-        product *= n;
-        given = true;
+        const auto [stop, error] = std::from_chars(word.data() + kKeys[i].size(), end, n);
+        values[i] = error == std::errc() && stop == end ? n : 0;
       }
     }
-    return given ? std::to_string(product) : "N";
+    if (!values[0] && !values[1]) return "N";
+    const std::int64_t dp = values[0].value_or(1), ep = values[1].value_or(1);
+    const std::int64_t most = comm::kMostThreads;
+    if (dp < 1 || ep < 1 || dp > most || ep > most || dp * ep > most) return "N";
+    return std::to_string(dp * ep);
   }
 
   static std::string Self() { return fs::read_symlink("/proc/self/exe").string(); }
