@@ -246,14 +246,20 @@ void PrepareAgain(model::LocalMixtral& m, std::int64_t step, const StepResult& r
   most.span<std::int64_t>()[0] = result.rows_needed;
   m.mesh->world().AllReduce(most, comm::ReduceOp::kMax);
   const std::int64_t needed = most.span<std::int64_t>()[0];
-  if (peers == nullptr) return;  // of a group whose hosts count
-  const std::int64_t rows = peers->Grow(needed);
+  if (m.expert_ranks == nullptr) return;
+  if (peers != nullptr) peers->Grow(needed);
+  // A group whose hosts count has no buffers, but may be the one that writes the checkpoint.
+  const Tensor largest = Tensor::Zeros({1}, DType::kF64);
+  largest.span<double>()[0] = m.expert_ranks->buffer_factor();
+  m.mesh->world().AllReduce(largest, comm::ReduceOp::kMax);
+  const double factor = largest.span<double>()[0];
+  m.expert_ranks->RaiseBufferFactor(factor);
   if (!m.mesh->is_first()) return;
   LogWarning(
       "step {}: {} rows were routed to the experts of one rank, more than its buffer has; buffers "
-      "have {} now and the step is made again. Where this comes often, a larger "
-      "parallel.ep_buffer_factor or a larger auxiliary loss helps",
-      step, needed, rows);
+      "have {:.3g} times an even share now and the step is made again. Where this comes often, a "
+      "larger parallel.ep_buffer_factor or a larger auxiliary loss helps",
+      step, needed, factor);
 }
 
 StepResult TrainStep(const ops::Context& ctx, model::LocalMixtral& m,

@@ -145,5 +145,25 @@ TEST(TrainingState, KeepsTheSizeOfBuffersThatRowsHaveNeeded) {
   std::filesystem::remove_all(root);
 }
 
+// Ranks whose group has grown, here in name, beside others that have no buffers: rank 0, whose
+// factor a checkpoint keeps, is one of these.
+TEST(PrepareAgain, RaisesTheFactorOfBuffersOnEveryRank) {
+  constexpr double kGrown = 2.0 / 3 + 1.5;
+  std::vector<double> factors(4);
+  comm::RunRanks(4, [&](comm::Communicator& world) {
+    const model::MixtralConfig config = model::TinyConfig();
+    const parallel::Mesh mesh(world, 2, 2, config.num_local_experts);
+    model::LocalMixtral m(ops::Context(), config, DType::kF32, true, &mesh,
+                          {.expert_exchange = {.buffer_factor = 1.5}});
+    if (world.rank() >= 2) m.expert_ranks->RaiseBufferFactor(kGrown);
+    StepResult result;
+    result.overflow = true;
+    result.rows_needed = 300;
+    PrepareAgain(m, 7, result);
+    factors[static_cast<std::size_t>(world.rank())] = m.expert_ranks->buffer_factor();
+  });
+  EXPECT_THAT(factors, ::testing::Each(kGrown));
+}
+
 }  // namespace
 }  // namespace cistron::train
