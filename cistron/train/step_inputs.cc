@@ -57,7 +57,8 @@ std::vector<data::Batch> MicroBatchesOf(const data::GlobalBatch& batch, std::int
   return micro;
 }
 
-bool KeepsSequenceBounds(const RunConfig& config, const data::WindowLengths& windows) {
+bool KeepsSequenceBounds(const ops::Context& ctx, const RunConfig& config,
+                         const data::WindowLengths& windows) {
   const model::MixtralConfig& m = config.model;
   const std::int64_t rows = config.RowsPerMicroBatch(), tokens = rows * config.data.seq_len;
   ops::AttentionProblem bounded{.dtype = ModelDType(config.precision),
@@ -71,7 +72,7 @@ bool KeepsSequenceBounds(const RunConfig& config, const data::WindowLengths& win
   bounded.num_sequences = data::SequencesBound(windows, rows, config.data.seq_len);
   typical.num_sequences =
       static_cast<std::int64_t>(std::ceil(static_cast<double>(tokens) / windows.mean)) + rows - 1;
-  return ops::BoundsAreCheap(bounded, typical);
+  return ops::BoundsAreCheap(ctx, bounded, typical);
 }
 
 StepInputs PackStep(std::span<const data::Batch> batches, const data::BatchTotals& totals,

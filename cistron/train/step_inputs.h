@@ -42,9 +42,10 @@ std::vector<data::Batch> MicroBatchesOf(const data::GlobalBatch& batch, std::int
                                         std::int64_t rank, std::int64_t ranks);
 
 // Whether micro-batches of packed sequences keep their bounds (GlobalBatch::windows), so that steps
-// are laid out alike: where that makes attention slower on a GPU (ops::BoundsAreCheap), they have
-// the sizes of their own sequences.
-bool KeepsSequenceBounds(const RunConfig& config, const data::WindowLengths& windows);
+// are laid out alike: where that makes the attention that `ctx` chooses slower on a GPU
+// (ops::BoundsAreCheap), they have the sizes of their own sequences.
+bool KeepsSequenceBounds(const ops::Context& ctx, const RunConfig& config,
+                         const data::WindowLengths& windows);
 
 // Packs micro-batches into memory of `allocator`.
 StepInputs PackStep(std::span<const data::Batch> batches, const data::BatchTotals& totals,

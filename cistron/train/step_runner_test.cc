@@ -185,8 +185,10 @@ TEST(StepInputs, BoundsAreKeptWhereTheyAreCheap) {
       mixed{1, 4096, 2048, 1182.0 * 1182};
   for (const std::int64_t head_dim : {32, 64, 128}) {
     config.model.head_dim = head_dim;
-    EXPECT_TRUE(KeepsSequenceBounds(config, proteins)) << head_dim;
-    EXPECT_EQ(KeepsSequenceBounds(config, mixed), head_dim <= 64) << head_dim;
+    const ops::Context ctx;
+    EXPECT_TRUE(KeepsSequenceBounds(ctx, config, proteins)) << head_dim;
+    EXPECT_EQ(KeepsSequenceBounds(ctx, config, mixed), head_dim <= 64) << head_dim;
+    EXPECT_FALSE(KeepsSequenceBounds(ctx.WithImpl("attention=cudnn"), config, proteins));
   }
 }
 

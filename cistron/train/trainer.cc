@@ -682,7 +682,7 @@ class Trainer {
   parallel::MeshAmaxReducer amax_reducer_{mesh_};
   std::string_view unit_ = data::UnitName(config_.data.alphabet);
   std::unique_ptr<data::TrainingStream> stream_;
-  bool keeps_bounds_ = KeepsSequenceBounds(config_, stream_->window_lengths());
+  bool keeps_bounds_ = KeepsSequenceBounds(ctx_, config_, stream_->window_lengths());
   std::unique_ptr<data::EvaluationStream> heldout_;
   std::optional<RunDirectory> directory_;  // of the first rank
   std::optional<CheckpointSaver> saver_;

@@ -94,9 +94,13 @@ bool FlashIsFaster(const AttentionProblem& p) {
   return dim <= 64 || p.num_sequences * kShortSequence > p.tokens;
 }
 
-const AttentionImpl* OnGpu(const AttentionProblem& problem) {
+// What runs a problem on a GPU; null where nothing does, or not what the context asks for.
+const AttentionImpl* OnGpu(const Context& ctx, const AttentionProblem& problem) {
+  const std::string preferred = ctx.PreferredImpl("attention");
   for (const AttentionImpl& impl : AttentionImplsFor(problem)) {
-    if (impl.device == DeviceType::kCuda && impl.supports(problem)) return &impl;
+    if (impl.device != DeviceType::kCuda) continue;
+    if (!preferred.empty() && impl.name != preferred) continue;
+    if (impl.supports(problem)) return &impl;
   }
   return nullptr;
 }
@@ -124,12 +128,13 @@ std::span<const AttentionImpl> AttentionImplsFor(const AttentionProblem& problem
   return flash ? flash_first : AttentionImpls();
 }
 
-bool BoundsAreCheap(const AttentionProblem& bounded, const AttentionProblem& typical) {
-  const AttentionImpl* impl = OnGpu(bounded);
-  const AttentionImpl* without = OnGpu(typical);
-  if (impl == nullptr || without == nullptr) return true;
-  if (impl->name != without->name) return false;
-  if (impl->name != kAttentionCudnn.name) return true;
+bool BoundsAreCheap(const Context& ctx, const AttentionProblem& bounded,
+                    const AttentionProblem& typical) {
+  const AttentionImpl* impl = OnGpu(ctx, bounded);
+  const AttentionImpl* without = OnGpu(ctx, typical);
+  if (without == nullptr) return true;
+  if (impl == nullptr || impl->name != without->name) return false;
+  if (impl->name != kAttentionCudnn.name && impl->name != kAttentionCudnnAtomics.name) return true;
   const internal::CudnnShape shape = internal::CudnnShapeOf(bounded);
   constexpr std::int64_t kMostPadding = 4;
   return shape.batch * shape.length <= kMostPadding * bounded.tokens;

@@ -83,8 +83,10 @@ std::span<const AttentionImpl> AttentionImpls();
 std::span<const AttentionImpl> AttentionImplsFor(const AttentionProblem& problem);
 
 // Whether packed sequences may have bounds that stay the same over a run, of `bounded`, where most
-// micro-batches have the sizes of `typical`, without being slower on a GPU: our own kernels hardly
-// see bounds, but cuDNN's lay out as many sequences as there may be, each as long as it may be.
-bool BoundsAreCheap(const AttentionProblem& bounded, const AttentionProblem& typical);
+// micro-batches have the sizes of `typical`, without being slower or refused on a GPU, by the
+// implementation that the context asks for, or the library chooses: our own kernels hardly see
+// bounds, but cuDNN's lay out as many sequences as there may be, each as long as it may be.
+bool BoundsAreCheap(const Context& ctx, const AttentionProblem& bounded,
+                    const AttentionProblem& typical);
 
 }  // namespace cistron::ops

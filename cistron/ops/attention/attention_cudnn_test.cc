@@ -151,7 +151,7 @@ TEST(AttentionOrder, BoundsAreCheapWhereTheyFitOrOurOwnKernelRuns) {
   const auto cheap = [](std::int64_t head_dim, std::int64_t most, std::int64_t typical,
                         std::int64_t length) {
     const AttentionConfig config{8, 2, head_dim, 0};
-    return BoundsAreCheap({DType::kBF16, config, 8192, most, length},
+    return BoundsAreCheap(Context(), {DType::kBF16, config, 8192, most, length},
                           {DType::kBF16, config, 8192, typical, length});
   };
   EXPECT_TRUE(cheap(64, 57, 23, 4096)) << "our own kernel";
@@ -159,6 +159,20 @@ TEST(AttentionOrder, BoundsAreCheapWhereTheyFitOrOurOwnKernelRuns) {
   EXPECT_TRUE(cheap(128, 3, 2, 8192)) << "a plan for 4 of 8192";
   EXPECT_FALSE(cheap(128, 17, 5, 4096)) << "a plan for 32 of 4096";
   EXPECT_FALSE(cheap(128, 24, 5, 4096)) << "our own kernel, where cuDNN is faster";
+}
+
+// Of proteins in rows of 4096 with heads of 64, which our own kernel takes.
+TEST(AttentionOrder, BoundsAreJudgedByTheImplementationThatIsAskedFor) {
+  const auto cheap = [](const char* impl, std::int64_t most, std::int64_t typical) {
+    const AttentionConfig config{8, 2, 64, 0};
+    return BoundsAreCheap(Context().WithImpl(impl), {DType::kBF16, config, 8192, most, 4096},
+                          {DType::kBF16, config, 8192, typical, 4096});
+  };
+  for (const char* impl : {"", "flash", "cuda", "cpu"}) EXPECT_TRUE(cheap(impl, 57, 23)) << impl;
+  for (const char* impl : {"cudnn", "cudnn_atomics", "attention=cudnn"}) {
+    EXPECT_FALSE(cheap(impl, 57, 23)) << impl << ": a plan for 64 of 4096";
+    EXPECT_TRUE(cheap(impl, 7, 5)) << impl << ": a plan for 8 of 4096";
+  }
 }
 
 TEST(AttentionCudnnShape, UniformSequencesNeedNoOffsets) {
