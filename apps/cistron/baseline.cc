@@ -48,7 +48,8 @@ class BaselineCommand final : public Command {
       const auto preset =
           config_name_.empty() ? std::filesystem::path() : train::FindPreset(config_name_);
       loaded = train::LoadRunConfig(preset, words_);
-      train::ResolveDataPaths(loaded.config, preset);
+      train::ResolveDataPaths(loaded, preset);
+      loaded.faults.Throw();
     }
     const data::DataConfig& config = loaded.config.data;
     if (config.train.empty()) {

@@ -115,7 +115,7 @@ class TrainCommand final : public Command {
     const auto preset =
         config_name_.empty() ? std::filesystem::path() : train::FindPreset(config_name_);
     train::LoadedConfig loaded = train::LoadRunConfig(preset, overrides_);
-    train::ResolveDataPaths(loaded.config, preset);
+    train::ResolveDataPaths(loaded, preset);
     train::ResolveInit(loaded);
     return loaded;
   }

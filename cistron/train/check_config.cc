@@ -345,7 +345,7 @@ void CheckData(const LoadedConfig& loaded) {
 void CheckBatch(const LoadedConfig& loaded) {
   const RunConfig& c = loaded.config;
   const std::int64_t row = c.data.seq_len;
-  if (row > c.model.max_position_embeddings) {
+  if (loaded.model_known && row > c.model.max_position_embeddings) {
     CISTRON_THROW(kBadInput,
                   "{}: rows of {} tokens are longer than model.max_position_embeddings={}; lower "
                   "one or raise the other",
@@ -407,7 +407,7 @@ void CheckOutput(const LoadedConfig& loaded) {
 void FindStepFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
   faults.Check([&] { CheckText(loaded); });
   const bool supported = faults.Check([&] { CheckSupported(loaded); });
-  const bool model = faults.Check([&] { CheckModel(loaded); });
+  const bool model = loaded.model_known && faults.Check([&] { CheckModel(loaded); });
   const bool batch = faults.Check([&] { CheckBatch(loaded); });
   if (model) faults.Check([&] { CheckHighPrecisionLayers(loaded); });
   if (model && batch) faults.Check([&] { CheckRanks(loaded); });
@@ -419,13 +419,13 @@ void FindStepFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
 }  // namespace
 
 void CheckStep(const LoadedConfig& loaded) {
-  ConfigFaults faults;
+  ConfigFaults faults = loaded.faults;
   FindStepFaults(loaded, faults);
   faults.Throw();
 }
 
 void CheckRunConfig(const LoadedConfig& loaded, bool needs_device) {
-  ConfigFaults faults;
+  ConfigFaults faults = loaded.faults;
   FindStepFaults(loaded, faults);
   if (needs_device) faults.Check([&] { CheckDevices(loaded); });
   faults.Check([&] { CheckData(loaded); });

@@ -25,7 +25,13 @@ void ConfigFaults::Throw() const {
   if (faults_.empty()) return;
   if (faults_.size() == 1) throw faults_.front();
   std::string text = fmt::format("the configuration has {} faults:", faults_.size());
-  for (const Error& e : faults_) text += "\n  " + e.message();
+  for (const Error& e : faults_) {
+    text += "\n  ";
+    for (const char c : e.message()) {
+      text += c;
+      if (c == '\n') text += "  ";  // below its first line
+    }
+  }
   throw Error(faults_.front().code(), text, faults_.front().where());
 }
 

@@ -13,8 +13,8 @@ class ConfigFaults {
   // Calls `check`; true where it found nothing. What it throws about input (kBadInput, kNotFound,
   // kUnsupported) is kept, everything else passes.
   bool Check(const std::function<void()>& check);
-  // Throws the one fault that was found, or all of them in one error, a line each in the order in
-  // which they were found; nothing where there is none.
+  // Throws the one fault that was found, or all of them in one error, one below the other in the
+  // order in which they were found; nothing where there is none.
   void Throw() const;
 
  private:

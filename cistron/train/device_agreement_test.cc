@@ -101,7 +101,7 @@ class DeviceAgreement : public ::testing::TestWithParam<Precision> {
     keys.insert(keys.end(), more.begin(), more.end());
     const fs::path preset = FindPreset("L0_sanity");
     LoadedConfig loaded = LoadRunConfig(preset, keys);
-    ResolveDataPaths(loaded.config, preset);
+    ResolveDataPaths(loaded, preset);
     ResolveInit(loaded);
     return loaded;
   }

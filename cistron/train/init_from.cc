@@ -39,7 +39,8 @@ void ResolveInit(LoadedConfig& loaded) {
   if (loaded.config.init.from.empty()) return;
   const RunConfig given = loaded.config;
   RunConfig resolved = given;
-  resolved.model = SourceConfig(given);
+  loaded.model_known = loaded.faults.Check([&] { resolved.model = SourceConfig(given); });
+  if (!loaded.model_known) return;
   resolved.model.aux_scope = given.model.aux_scope;
   resolved.model.router_aux_loss_coef = given.model.router_aux_loss_coef;
   resolved.model.output_router_logits = given.model.output_router_logits;
@@ -53,13 +54,14 @@ void ResolveInit(LoadedConfig& loaded) {
     if (!key.name.starts_with("model.") || IsTrainingKey(key.name)) continue;
     const auto origin = loaded.origins.find(key.name);
     const bool from_command_line = origin != loaded.origins.end() && origin->second.line == 0;
-    if (from_command_line && key.get(given) != key.get(resolved)) {
+    if (!from_command_line || key.get(given) == key.get(resolved)) continue;
+    loaded.faults.Check([&] {
       CISTRON_THROW(kBadInput,
                     "{}: {} does not fit the weights of init.from={}, whose value is {}; "
                     "leave the key out",
                     loaded.Where(key.name), key.get(given), given.init.from.string(),
                     key.get(resolved));
-    }
+    });
   }
   loaded.config = resolved;
 }

@@ -226,7 +226,7 @@ fs::path FindPreset(const std::string& name) {
                 name, known.empty() ? " none" : known, sought);
 }
 
-void ResolveDataPaths(RunConfig& config, const fs::path& preset) {
+void ResolveDataPaths(LoadedConfig& loaded, const fs::path& preset) {
   std::error_code ignored;
   const fs::path folder = fs::absolute(preset, ignored).parent_path();
   // The places tried when there is no such file, else empty.
@@ -249,11 +249,14 @@ void ResolveDataPaths(RunConfig& config, const fs::path& preset) {
   };
   const auto resolve_all = [&](const char* key, std::vector<data::FileSpec>& files) {
     for (data::FileSpec& file : files) {
-      const std::string name = file.path.string(), tried = resolve(file.path);
-      if (tried.empty()) continue;
-      CISTRON_THROW(kNotFound, "{}: {}: there is no such file; sought as{}", key, name, tried);
+      loaded.faults.Check([&] {
+        const std::string name = file.path.string(), tried = resolve(file.path);
+        if (tried.empty()) return;
+        CISTRON_THROW(kNotFound, "{}: {}: there is no such file; sought as{}", key, name, tried);
+      });
     }
   };
+  RunConfig& config = loaded.config;
   resolve_all("data.train", config.data.train);
   resolve_all("data.heldout", config.data.heldout);
   if (!config.init.from.empty()) resolve(config.init.from);

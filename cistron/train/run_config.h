@@ -13,6 +13,7 @@
 
 #include "cistron/data/corpus.h"
 #include "cistron/model/mixtral_config.h"
+#include "cistron/train/config_faults.h"
 #include "cistron/train/precision.h"
 #include "cistron/train/schedule.h"
 
@@ -169,6 +170,9 @@ std::string ToString(
 struct LoadedConfig {
   RunConfig config;
   std::map<std::string, ConfigOrigin> origins;
+  // What ResolveDataPaths and ResolveInit have found, told by CheckStep and CheckRunConfig.
+  ConfigFaults faults = {};
+  bool model_known = true;  // false: it is that of init.from, which cannot be read
 
   // "model.hidden_size (configs/x.yaml:3)", or the key alone when it has its default.
   std::string Where(const std::string& key) const;
@@ -191,17 +195,19 @@ std::vector<std::filesystem::path> PresetFolders();
 
 // Relative data files that do not exist from the working directory are sought beside the preset and
 // one folder above it, so that a preset's own files are found from anywhere. Makes them absolute.
-// Throws kNotFound with the places tried; init.from may be missing, since a run that is resumed
-// does not need it.
-void ResolveDataPaths(RunConfig& config, const std::filesystem::path& preset);
+// Adds to loaded.faults, kNotFound with the places tried, each that is nowhere; init.from may be
+// missing, since a run that is resumed does not need it.
+void ResolveDataPaths(LoadedConfig& loaded, const std::filesystem::path& preset);
 
-// With init.from, the model's architecture is that of its weights: it replaces the preset's. A key
-// of it given on the command line with another value is an error. (Here: init_from.cc.)
+// With init.from, the model's architecture is that of its weights: it replaces the preset's. Adds
+// to loaded.faults where it cannot be read, and each key of it given on the command line with
+// another value. (Here: init_from.cc.)
 void ResolveInit(LoadedConfig& loaded);
 
 // Checks that the values fit together and are done by this version, before anything is read or
-// written. Throws kBadInput or kUnsupported naming the keys and what to change, of all faults that
-// do not follow from each other. Without `needs_device` the run's device need not be there.
+// written. Throws kBadInput, kNotFound or kUnsupported naming the keys and what to change, of
+// loaded.faults and all others that do not follow from each other. Without `needs_device` the run's
+// device need not be there.
 void CheckRunConfig(const LoadedConfig& loaded, bool needs_device = true);
 // The part that needs neither data nor device: of a run that is only planned.
 void CheckStep(const LoadedConfig& loaded);

@@ -1,6 +1,7 @@
 // Configurations: what is accepted, what each error says.
 #include "cistron/train/run_config.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -106,10 +107,11 @@ TEST(RunConfig, AListOfValuesIsPrintedOnce) {
 
 TEST(RunConfig, MissingDataFileIsToldWithThePlacesTried) {
   const std::filesystem::path folder = ::testing::TempDir() + "places";
-  RunConfig config;
-  config.data.train = {{"no_such.fa", 1.0}};
+  LoadedConfig loaded;
+  loaded.config.data.train = {{"no_such.fa", 1.0}};
+  ResolveDataPaths(loaded, folder / "configs" / "preset.yaml");
   try {
-    ResolveDataPaths(config, folder / "configs" / "preset.yaml");
+    loaded.faults.Throw();
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kNotFound);
@@ -183,6 +185,40 @@ TEST(RunConfig, FaultsOfValuesThatDoNotFitAreToldTogether) {
   EXPECT_THAT(error, AllOf(HasSubstr("3 faults"), HasSubstr("not divisible by 4 heads"),
                            HasSubstr("optim.warmup_steps (the command line)"),
                            HasSubstr("data.train names no file"), Not(HasSubstr("parallel.ep"))));
+}
+
+// Files that are missing are faults among others. What a model that cannot be read would say of
+// the values follows from that it cannot.
+TEST(RunConfig, MissingFilesAreToldWithOtherFaults) {
+  const std::string nowhere = ::testing::TempDir() + "nowhere/";
+  const auto error = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"output=" + nowhere + "run", "optim.warmup_steps=100000",
+                               fmt::format("data.train=[{0}a.fa, {0}b.fa]", nowhere)});
+    LoadedConfig loaded = ParseRunConfig("", "test.yaml", more);
+    ResolveDataPaths(loaded, {});
+    ResolveInit(loaded);
+    std::string told;
+    for (const auto& check :
+         {+[](const LoadedConfig& l) { CheckStep(l); },
+          +[](const LoadedConfig& l) { CheckRunConfig(l, /*needs_device=*/false); }}) {
+      try {
+        check(loaded);
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), ErrorCode::kNotFound);
+        EXPECT_TRUE(told.empty() || told == e.message()) << e.message();
+        told = e.message();
+      }
+    }
+    return told;
+  };
+  EXPECT_THAT(error({"model.num_attention_heads=3"}),
+              AllOf(HasSubstr("has 4 faults"), HasSubstr("data.train: " + nowhere + "a.fa"),
+                    HasSubstr("sought as\n    " + nowhere + "a.fa\n  data.train"),
+                    HasSubstr("data.train: " + nowhere + "b.fa"), HasSubstr("3 heads"),
+                    HasSubstr("optim.warmup_steps")));
+  EXPECT_THAT(error({"model.num_attention_heads=3", "init.from=" + nowhere + "model"}),
+              AllOf(HasSubstr("has 4 faults"), HasSubstr("b.fa"), HasSubstr(nowhere + "model"),
+                    HasSubstr("optim.warmup_steps"), Not(HasSubstr("3 heads"))));
 }
 
 TEST(RunConfig, UnknownGroupNamesTheNearest) {
@@ -415,7 +451,8 @@ TEST(RunConfig, PresetsLoadAndPassTheirChecks) {
     SCOPED_TRACE(entry.path().string());
     LoadedConfig loaded = LoadRunConfig(entry.path(), {});
     CheckStep(loaded);  // as it is, whatever this machine has
-    ResolveDataPaths(loaded.config, entry.path());
+    ResolveDataPaths(loaded, entry.path());
+    EXPECT_NO_THROW(loaded.faults.Throw());
     for (const auto& file : loaded.config.data.train) {
       EXPECT_TRUE(std::filesystem::exists(file.path)) << file.path;
     }

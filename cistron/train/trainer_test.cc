@@ -405,7 +405,8 @@ TEST(WarmStart, TheArchitectureComesWithTheWeights) {
   EXPECT_EQ(loaded.config.model.hidden_size, 16);
   EXPECT_EQ(loaded.config.model.router_aux_loss_coef, 0.5);
   LoadedConfig conflict = ParseRunConfig("", "", {"init.from=" + source, "model.hidden_size=64"});
-  EXPECT_THAT(ErrorOf([&] { ResolveInit(conflict); }, ErrorCode::kBadInput),
+  ResolveInit(conflict);
+  EXPECT_THAT(ErrorOf([&] { CheckStep(conflict); }, ErrorCode::kBadInput),
               AllOf(HasSubstr("model.hidden_size"), HasSubstr("64"), HasSubstr("16")));
 }
 
