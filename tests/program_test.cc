@@ -263,6 +263,24 @@ TEST_F(ProgramTest, ExplainNeedsNoGpu) {
   if (!here) EXPECT_EQ(Train({"device=cuda"}).status, 2);
 }
 
+// As a run asks: packed proteins with heads of 64, and rows of a genome with heads of 32, have
+// attention of our own kernels; rows of a genome with heads of 64 have cuDNN's.
+TEST_F(ProgramTest, ExplainNamesTheAttentionThatRuns) {
+  struct Case {
+    const char *alphabet, *head_dim, *attention;
+  };
+  for (const Case& c :
+       {Case{"protein", "64", "flash"}, Case{"dna", "32", "flash"}, Case{"dna", "64", "cudnn"}}) {
+    std::vector<std::string> arguments = tiny_.Overrides(
+        "run", {"device=cuda", "precision=bf16", fmt::format("data.alphabet={}", c.alphabet),
+                fmt::format("model.head_dim={}", c.head_dim)});
+    arguments.insert(arguments.begin(), {"train", "--explain"});
+    const Result r = Run(arguments);
+    EXPECT_EQ(r.status, 0) << r.err;
+    EXPECT_THAT(r.out, ContainsRegex(fmt::format("\n  attention +{}\n", c.attention)));
+  }
+}
+
 TEST_F(ProgramTest, LaunchWithoutANumberOfRanksSaysWhichToGive) {
   const Result given =
       Run({"launch", "train", "--config-name", "L0_sanity", "parallel.ep=2", "parallel.dp=3"});

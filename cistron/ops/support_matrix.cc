@@ -259,19 +259,16 @@ std::vector<SupportRow> SupportMatrix(const OpSizes& s, std::optional<DeviceType
   survey.Ask("rope", kBoth, RopeImpls(), [&](DType t) {
     return RopeProblem{t, s.tokens, s.heads, s.head_dim};
   });
-  survey.Ask("attention", kBoth, AttentionImpls(), [&](DType t) {
-    AttentionConfig config;
-    config.num_heads = s.heads;
-    config.num_kv_heads = s.kv_heads;
-    config.head_dim = s.head_dim;
-    config.window = s.window;
-    AttentionProblem problem{t, config, s.tokens};
-    if (s.sequence > 0) {
-      problem.num_sequences = s.tokens / s.sequence;
-      problem.max_length = s.sequence;
-    }
-    return problem;
-  });
+  const auto attention = [&](DType t) {
+    return AttentionProblem{t,
+                            {s.heads, s.kv_heads, s.head_dim, s.window},
+                            s.tokens,
+                            s.num_sequences,
+                            s.max_length,
+                            s.uniform};
+  };
+  // In the order of bf16, the one dtype of those whose order depends on the sizes.
+  survey.Ask("attention", kBoth, AttentionImplsFor(attention(DType::kBF16)), attention);
   survey.Ask("embedding", kBoth, EmbeddingImpls(), [&](DType t) {
     return EmbeddingProblem{t, s.tokens, s.vocab, s.hidden};
   });

@@ -19,13 +19,15 @@ struct OpSizes {
   std::int64_t tokens = 4096, hidden = 192, ffn = 384, vocab = 256;
   std::int64_t experts = 8, top_k = 2;
   std::int64_t heads = 6, kv_heads = 6, head_dim = 32;
-  std::int64_t window = 0;    // of attention; 0: none
-  std::int64_t sequence = 0;  // tokens of a sequence; 0: all are one
+  // Of attention, as in AttentionConfig and AttentionProblem.
+  std::int64_t window = 0;
+  std::int64_t num_sequences = 1, max_length = 0;
+  bool uniform = false;
 };
 
-// One row for each op, implementation (in the order of preference) and dtype f64, f32, bf16: the
-// answer of the implementation to a problem of these sizes. `device`: whose implementations are
-// asked; all without it.
+// One row for each op, implementation (in the order of preference at these sizes) and dtype f64,
+// f32, bf16: the answer of the implementation to a problem of these sizes. `device`: whose
+// implementations are asked; all without it.
 std::vector<SupportRow> SupportMatrix(const OpSizes& sizes = {},
                                       std::optional<DeviceType> device = {});
 

@@ -204,5 +204,21 @@ TEST(SupportMatrix, IsAskedAtTheSizesGiven) {
   EXPECT_THAT(reason({}), ::testing::Not(HasSubstr("head_dim")));
 }
 
+// In the order in which a run asks: sizes decide, and whether sequences are uniform.
+TEST(SupportMatrix, AttentionIsAskedInTheOrderOfTheSizes) {
+  const auto first = [](const OpSizes& sizes) {
+    for (const SupportRow& row : SupportMatrix(sizes, DeviceType::kCuda)) {
+      if (row.op == "attention") return row.impl;
+    }
+    return std::string("no such row");
+  };
+  OpSizes sizes{.tokens = 32768, .head_dim = 64, .num_sequences = 32, .max_length = 1024};
+  EXPECT_EQ(first(sizes), "flash") << "packed";
+  sizes.uniform = true;
+  EXPECT_EQ(first(sizes), "cudnn");
+  sizes.head_dim = 32;
+  EXPECT_EQ(first(sizes), "flash") << "narrow heads";
+}
+
 }  // namespace
 }  // namespace cistron::ops

@@ -12,6 +12,7 @@
 #include "cistron/ops/activation/scaled_activation.h"
 #include "cistron/tensor/cuda_backend.h"
 #include "cistron/train/config_schema.h"
+#include "cistron/train/step_inputs.h"
 #include "cistron/train/trainer.h"
 
 namespace cistron::train {
@@ -96,8 +97,18 @@ std::string WhyNotHere(Device device) {
 
 }  // namespace
 
-std::vector<ops::OpChoice> ChooseImplementations(const ops::Context& ctx, const RunConfig& config) {
+data::WindowLengths AssumedWindows(const data::DataConfig& config) {
+  const std::int64_t row = config.seq_len;
+  if (data::AlphabetSize(config.alphabet) == 4) return {row, row, static_cast<double>(row), 0};
+  // About the mean of UniProt's proteins; as wide as lengths that are distributed exponentially.
+  const double mean = std::min(350.0, 0.5 * static_cast<double>(row));
+  return {1, row, std::max(mean, 1.0), mean * mean};
+}
+
+std::vector<ops::OpChoice> ChooseImplementations(const ops::Context& ctx, const RunConfig& config,
+                                                 const data::WindowLengths& windows) {
   const model::MixtralConfig& m = config.model;
+  const ops::AttentionProblem attention = MicroBatchAttention(ctx, config, windows);
   const DType dtype = ModelDType(config.precision);
   return ops::ChooseImplementations(
       ctx, {.dtype = dtype,
@@ -112,7 +123,9 @@ std::vector<ops::OpChoice> ChooseImplementations(const ops::Context& ctx, const 
                       .kv_heads = m.num_key_value_heads,
                       .head_dim = m.HeadDim(),
                       .window = m.sliding_window.value_or(0),
-                      .sequence = config.data.seq_len},
+                      .num_sequences = attention.num_sequences,
+                      .max_length = attention.max_length,
+                      .uniform = attention.uniform},
             .layouts = LayoutsOf(MakeRecipe(config.precision, config.recipe)),
             .unused = UnusedOps(m)});
 }
@@ -137,7 +150,8 @@ std::string ExplainRun(const LoadedConfig& loaded) {
   const Device device = config.ComputeDevice();
   const std::string why_not_here = WhyNotHere(device);
   const ops::Context ctx = ops::Context::ForQuestions(device).WithStrict(config.strict);
-  const auto choices = ChooseImplementations(ctx, config);
+  const data::WindowLengths windows = AssumedWindows(config.data);
+  const auto choices = ChooseImplementations(ctx, config, windows);
   ops::CheckThatAllRun(ctx, choices);
   SpecStore store;
   nn::LocalTokenDispatcher dispatcher(config.model.num_local_experts);
@@ -157,11 +171,14 @@ std::string ExplainRun(const LoadedConfig& loaded) {
           ? ""
           : "as on a GPU that has all kernels; here nothing runs on one: " + why_not_here + "\n";
   return fmt::format(
-      "implementations on {} in {}, for the {} tokens of a micro-batch (CISTRON_IMPL chooses "
+      "implementations on {} in {}, for the {} tokens of a micro-batch, {} (CISTRON_IMPL chooses "
       "others; `cistron info --ops` lists all)\n{}{}{}{}\nfusion of the experts\n{}",
       ToString(ctx.device()), Name(config.precision),
-      config.RowsPerMicroBatch() * config.data.seq_len, elsewhere, ops::FormatChosen(choices),
-      gradients, RecipeText(config), model.ExplainExperts());
+      config.RowsPerMicroBatch() * config.data.seq_len,
+      windows.shortest == windows.longest
+          ? "taken to be rows of one sequence each"
+          : fmt::format("taken to be packed from sequences of {:.0f} on average", windows.mean),
+      elsewhere, ops::FormatChosen(choices), gradients, RecipeText(config), model.ExplainExperts());
 }
 
 }  // namespace cistron::train

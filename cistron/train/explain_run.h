@@ -4,14 +4,19 @@
 
 #include <vector>
 
+#include "cistron/data/sequence_bounds.h"
 #include "cistron/model/mixtral.h"
 #include "cistron/ops/support_matrix.h"
 #include "cistron/train/run_config.h"
 
 namespace cistron::train {
 
-// The implementations that a training step of the run chooses.
-std::vector<ops::OpChoice> ChooseImplementations(const ops::Context& ctx, const RunConfig& config);
+// The implementations that a training step of the run chooses, where its stream has windows of such
+// lengths.
+std::vector<ops::OpChoice> ChooseImplementations(const ops::Context& ctx, const RunConfig& config,
+                                                 const data::WindowLengths& windows);
+// What they are taken to be before data is read: genomes fill rows, proteins and bytes are packed.
+data::WindowLengths AssumedWindows(const data::DataConfig& config);
 
 // Throws kUnsupported where an op has no implementation that runs, or the one that CISTRON_IMPL
 // asks for refuses; under strict=true also where a better one refuses or a fusion of the experts

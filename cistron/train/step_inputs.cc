@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "cistron/ops/attention/attention.h"
 #include "cistron/train/precision.h"
 
 namespace cistron::train {
@@ -25,6 +24,30 @@ double InverseOrZero(double x) {
 
 Tensor ScalarAt(const Tensor& block, std::int64_t i, DType dtype) {
   return Tensor::Borrow(static_cast<char*>(block.raw()) + 8 * i, {}, dtype, block.device());
+}
+
+std::int64_t MostSequences(const RunConfig& config, const data::WindowLengths& windows) {
+  return data::SequencesBound(windows, config.RowsPerMicroBatch(), config.data.seq_len);
+}
+
+std::int64_t UsualSequences(const RunConfig& config, const data::WindowLengths& windows) {
+  const std::int64_t rows = config.RowsPerMicroBatch();
+  const auto tokens = static_cast<double>(rows * config.data.seq_len);
+  return static_cast<std::int64_t>(std::ceil(tokens / windows.mean)) + rows - 1;
+}
+
+// Of a micro-batch of so many sequences.
+ops::AttentionProblem PackedAttention(const RunConfig& config, const data::WindowLengths& windows,
+                                      std::int64_t sequences) {
+  const model::MixtralConfig& m = config.model;
+  return {.dtype = ModelDType(config.precision),
+          .config = {.num_heads = m.num_attention_heads,
+                     .num_kv_heads = m.num_key_value_heads,
+                     .head_dim = m.HeadDim(),
+                     .window = m.sliding_window.value_or(0)},
+          .tokens = config.RowsPerMicroBatch() * config.data.seq_len,
+          .num_sequences = sequences,
+          .max_length = windows.longest};
 }
 
 }  // namespace
@@ -59,20 +82,21 @@ std::vector<data::Batch> MicroBatchesOf(const data::GlobalBatch& batch, std::int
 
 bool KeepsSequenceBounds(const ops::Context& ctx, const RunConfig& config,
                          const data::WindowLengths& windows) {
-  const model::MixtralConfig& m = config.model;
-  const std::int64_t rows = config.RowsPerMicroBatch(), tokens = rows * config.data.seq_len;
-  ops::AttentionProblem bounded{.dtype = ModelDType(config.precision),
-                                .config = {.num_heads = m.num_attention_heads,
-                                           .num_kv_heads = m.num_key_value_heads,
-                                           .head_dim = m.HeadDim(),
-                                           .window = m.sliding_window.value_or(0)},
-                                .tokens = tokens,
-                                .max_length = windows.longest};
-  ops::AttentionProblem typical = bounded;
-  bounded.num_sequences = data::SequencesBound(windows, rows, config.data.seq_len);
-  typical.num_sequences =
-      static_cast<std::int64_t>(std::ceil(static_cast<double>(tokens) / windows.mean)) + rows - 1;
-  return ops::BoundsAreCheap(ctx, bounded, typical);
+  return ops::BoundsAreCheap(ctx, PackedAttention(config, windows, MostSequences(config, windows)),
+                             PackedAttention(config, windows, UsualSequences(config, windows)));
+}
+
+ops::AttentionProblem MicroBatchAttention(const ops::Context& ctx, const RunConfig& config,
+                                          const data::WindowLengths& windows) {
+  if (windows.shortest >= config.data.seq_len) {
+    ops::AttentionProblem full = PackedAttention(config, windows, config.RowsPerMicroBatch());
+    full.uniform = true;
+    return full;
+  }
+  return PackedAttention(config, windows,
+                         KeepsSequenceBounds(ctx, config, windows)
+                             ? MostSequences(config, windows)
+                             : UsualSequences(config, windows));
 }
 
 StepInputs PackStep(std::span<const data::Batch> batches, const data::BatchTotals& totals,

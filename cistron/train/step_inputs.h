@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cistron/data/stream.h"
+#include "cistron/ops/attention/attention.h"
 #include "cistron/tensor/tensor.h"
 #include "cistron/train/run_config.h"
 
@@ -46,6 +47,11 @@ std::vector<data::Batch> MicroBatchesOf(const data::GlobalBatch& batch, std::int
 // (ops::BoundsAreCheap), they have the sizes of their own sequences.
 bool KeepsSequenceBounds(const ops::Context& ctx, const RunConfig& config,
                          const data::WindowLengths& windows);
+
+// The problem that a micro-batch from windows of such lengths is for attention: rows of one
+// sequence each, or as many packed ones as the bounds say; without bounds, as most have.
+ops::AttentionProblem MicroBatchAttention(const ops::Context& ctx, const RunConfig& config,
+                                          const data::WindowLengths& windows);
 
 // Packs micro-batches into memory of `allocator`.
 StepInputs PackStep(std::span<const data::Batch> batches, const data::BatchTotals& totals,

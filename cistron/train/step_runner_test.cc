@@ -192,6 +192,32 @@ TEST(StepInputs, BoundsAreKeptWhereTheyAreCheap) {
   }
 }
 
+// What ops are asked of before a run is what its micro-batches are.
+TEST(StepInputs, AttentionIsThatOfTheMicroBatches) {
+  RunConfig config;
+  config.model = Config();
+  config.precision = Precision::kBf16;
+  config.data.seq_len = 1024;
+  config.batch.global_tokens = config.batch.micro_tokens = 4096;
+  const ops::Context ctx;
+  const ops::AttentionProblem genome = MicroBatchAttention(ctx, config, {1024, 1024, 1024, 0});
+  EXPECT_TRUE(genome.uniform);
+  EXPECT_EQ(genome.num_sequences, 4);
+  EXPECT_EQ(genome.max_length, 1024);
+  const data::WindowLengths proteins{20, 1024, 350, 350.0 * 350};
+  const ops::AttentionProblem packed = MicroBatchAttention(ctx, config, proteins);
+  EXPECT_FALSE(packed.uniform);
+  EXPECT_EQ(packed.num_sequences, data::SequencesBound(proteins, 4, 1024));
+  EXPECT_EQ(packed.max_length, 1024);
+  // Without bounds, as many as there are.
+  config.model.head_dim = 64;
+  config.data.seq_len = config.batch.global_tokens;
+  const data::WindowLengths long_rows{20, 4096, 350, 350.0 * 350};
+  const ops::Context cudnn = ctx.WithImpl("attention=cudnn");
+  ASSERT_FALSE(KeepsSequenceBounds(cudnn, config, long_rows));
+  EXPECT_EQ(MicroBatchAttention(cudnn, config, long_rows).num_sequences, 12);  // 4096 / 350
+}
+
 // The losses of sequences, and the bits of everything, are those without bounds.
 TEST(StepRunner, BoundsChangeNoBitOnACpu) {
   for (const model::AuxScope scope : {model::AuxScope::kBatch, model::AuxScope::kSequence}) {

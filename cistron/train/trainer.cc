@@ -186,7 +186,8 @@ class Trainer {
     }
     {
       const quant::Autocast autocast(recipe_, Scope(/*training=*/false));
-      CheckImplementations(ctx_, ChooseImplementations(ctx_, config_), model_.model);
+      CheckImplementations(ctx_, ChooseImplementations(ctx_, config_, stream_->window_lengths()),
+                           model_.model);
     }
     position_.fingerprint = corpus_->fingerprint();
   }
