@@ -220,5 +220,30 @@ TEST(SupportMatrix, AttentionIsAskedInTheOrderOfTheSizes) {
   EXPECT_EQ(first(sizes), "flash") << "narrow heads";
 }
 
+// What cuDNN refuses is no reason where it does not come first.
+TEST(SupportMatrix, StrictAcceptsTheFirstThoughALaterOneRefuses) {
+  const Context cuda = Context::ForQuestions({DeviceType::kCuda, 0}).WithImpl("");
+  const auto attention = [&](bool uniform) {
+    // Scores of 64 sequences of 4096 tokens are more than cuDNN's backward may keep.
+    const auto choices = ChooseImplementations(cuda, {.dtype = DType::kBF16,
+                                                      .sizes = {.tokens = 64 * 4096,
+                                                                .heads = 16,
+                                                                .kv_heads = 4,
+                                                                .head_dim = 64,
+                                                                .num_sequences = 64,
+                                                                .max_length = 4096,
+                                                                .uniform = uniform}});
+    for (const OpChoice& choice : choices) {
+      if (choice.op == "attention") return choice;
+    }
+    return OpChoice{};
+  };
+  for (const bool uniform : {false, true}) {
+    const OpChoice choice = attention(uniform);
+    EXPECT_EQ(choice.impl, "flash");
+    EXPECT_EQ(StrictRefusals({&choice, 1}).empty(), !uniform);
+  }
+}
+
 }  // namespace
 }  // namespace cistron::ops

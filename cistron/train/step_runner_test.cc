@@ -185,7 +185,7 @@ TEST(StepInputs, BoundsAreKeptWhereTheyAreCheap) {
       mixed{1, 4096, 2048, 1182.0 * 1182};
   for (const std::int64_t head_dim : {32, 64, 128}) {
     config.model.head_dim = head_dim;
-    const ops::Context ctx;
+    const ops::Context ctx = ops::Context().WithImpl("");
     EXPECT_TRUE(KeepsSequenceBounds(ctx, config, proteins)) << head_dim;
     EXPECT_EQ(KeepsSequenceBounds(ctx, config, mixed), head_dim <= 64) << head_dim;
     EXPECT_FALSE(KeepsSequenceBounds(ctx.WithImpl("attention=cudnn"), config, proteins));
@@ -199,7 +199,7 @@ TEST(StepInputs, AttentionIsThatOfTheMicroBatches) {
   config.precision = Precision::kBf16;
   config.data.seq_len = 1024;
   config.batch.global_tokens = config.batch.micro_tokens = 4096;
-  const ops::Context ctx;
+  const ops::Context ctx = ops::Context().WithImpl("");
   const ops::AttentionProblem genome = MicroBatchAttention(ctx, config, {1024, 1024, 1024, 0});
   EXPECT_TRUE(genome.uniform);
   EXPECT_EQ(genome.num_sequences, 4);

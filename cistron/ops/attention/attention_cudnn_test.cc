@@ -151,7 +151,7 @@ TEST(AttentionOrder, BoundsAreCheapWhereTheyFitOrOurOwnKernelRuns) {
   const auto cheap = [](std::int64_t head_dim, std::int64_t most, std::int64_t typical,
                         std::int64_t length) {
     const AttentionConfig config{8, 2, head_dim, 0};
-    return BoundsAreCheap(Context(), {DType::kBF16, config, 8192, most, length},
+    return BoundsAreCheap(Context().WithImpl(""), {DType::kBF16, config, 8192, most, length},
                           {DType::kBF16, config, 8192, typical, length});
   };
   EXPECT_TRUE(cheap(64, 57, 23, 4096)) << "our own kernel";
