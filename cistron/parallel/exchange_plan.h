@@ -85,7 +85,8 @@ inline std::int64_t BufferRows(double factor, std::int64_t tokens, std::int64_t 
 // eighth more than was needed, since routing that has moved so far moves on. A factor, not a number
 // of rows: it is kept in checkpoints, and another layout has other shares.
 inline double GrownFactor(std::int64_t needed, std::int64_t even) {
-  return static_cast<double>(needed + (needed + 7) / 8) / static_cast<double>(even < 1 ? 1 : even);
+  const std::int64_t more = (needed + 7) / 8;
+  return static_cast<double>(needed + more) / static_cast<double>(even < 1 ? 1 : even);
 }
 
 }  // namespace cistron::parallel

@@ -362,7 +362,7 @@ TEST(OptimGradients, MayChangeOnTheWayAndAreRefusedInFp32) {
   const std::vector<std::string> keys = {"precision=bf16", "train.steps=4"};
   tiny.Train("run", keys, /*stop_after=*/2);
   EXPECT_THAT(tiny.printed(), Not(HasSubstr("gradients of matrices")));
-  const auto fails_with = [&](const std::string& output, std::vector<std::string> more) {
+  const auto fails_with = [&](const std::string& output, const std::vector<std::string>& more) {
     try {
       tiny.Train(output, more);
     } catch (const Error& error) {
