@@ -325,6 +325,14 @@ TEST_F(ProgramTest, PlanNeedsNeitherDataNorDevice) {
     EXPECT_EQ(bad.status, 2) << key;
     EXPECT_THAT(bad.err, HasSubstr(text));
   }
+  // What would be passed over is refused.
+  const Result option =
+      Run({"plan", "--config-name", "L1_8x7B_ep", "cluster=8xH200", "--gradients", "bf16"});
+  EXPECT_EQ(option.status, 2);
+  EXPECT_THAT(option.err, HasSubstr("give the key optim.gradients="));
+  const Result narrow = Run({"plan", "--model", "8x7b_2layers", "--gradients", "bf16"});
+  EXPECT_EQ(narrow.status, 2);
+  EXPECT_THAT(narrow.err, HasSubstr("give --precision bf16"));
 }
 
 TEST_F(ProgramTest, PlanOfAClusterRanksLayouts) {

@@ -150,7 +150,26 @@ class PlanCommand final : public Command {
     if (!devices.empty()) where_ = devices.front().name;
   }
 
+  // Options of a shape would be passed over beside a configuration, which has keys for them.
+  void RefuseOptionsOfShapes() const {
+    const struct {
+      const char *option, *key;
+      bool given;
+    } options[] = {{"--precision", "precision", precision_ != "fp32"},
+                   {"--device", "device", device_ != "cpu"},
+                   {"--recompute", "recompute", recompute_ != "none"},
+                   {"--states", "optim.states", states_ != "fp32"},
+                   {"--gradients", "optim.gradients", gradients_ != "auto"},
+                   {"--micro-rows", "batch.micro_tokens", micro_rows_ != 0}};
+    for (const auto& o : options) {
+      if (!o.given) continue;
+      CISTRON_THROW(kBadInput, "{}: belongs to --model; of a configuration give the key {}=…",
+                    o.option, o.key);
+    }
+  }
+
   train::StepProblem OfConfig() {
+    RefuseOptionsOfShapes();
     const auto preset =
         config_name_.empty() ? std::filesystem::path() : train::FindPreset(config_name_);
     train::LoadedConfig loaded = train::LoadRunConfig(preset, overrides_);
@@ -166,6 +185,11 @@ class PlanCommand final : public Command {
           "{}: keys are those of a configuration; --model takes --precision, --recompute, "
           "--states, --gradients and --micro-rows",
           overrides_.front());
+    }
+    if (gradients_ == "bf16" && precision_ == "fp32") {
+      CISTRON_THROW(kBadInput,
+                    "--gradients bf16: gradients in bf16 are for models with bf16 weights, "
+                    "--precision fp32 has none; give --precision bf16 with it");
     }
     const train::BenchShape shape = train::NamedBenchShape(model_);
     train::StepProblem s;

@@ -10,6 +10,7 @@
 #include "cistron/ops/attention/attention_cudnn_shape.h"
 #include "cistron/ops/attention/attention_impls.h"
 #include "cistron/ops/op_work.h"
+#include "cistron/tensor/cuda_backend.h"
 
 namespace cistron::ops {
 namespace {
@@ -114,6 +115,7 @@ std::span<const AttentionImpl> AttentionImpls() {
 }
 
 std::string DescribeCudnn() {
+  if (!cuda::IsBuilt()) return "not in this build";
   const std::string version = internal::CudnnVersion();
   return version.empty() ? internal::CudnnMissing() : "cuDNN " + version;
 }
