@@ -333,6 +333,9 @@ TEST_F(ProgramTest, PlanNeedsNeitherDataNorDevice) {
   const Result narrow = Run({"plan", "--model", "8x7b_2layers", "--gradients", "bf16"});
   EXPECT_EQ(narrow.status, 2);
   EXPECT_THAT(narrow.err, HasSubstr("give --precision bf16"));
+  const Result states = Run({"plan", "--model", "8x7b_2layers", "--states", "bf16"});
+  EXPECT_EQ(states.status, 2);
+  EXPECT_THAT(states.err, HasSubstr("give --precision bf16"));
 }
 
 TEST_F(ProgramTest, PlanOfAClusterRanksLayouts) {

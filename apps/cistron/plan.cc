@@ -186,11 +186,6 @@ class PlanCommand final : public Command {
           "--states, --gradients and --micro-rows",
           overrides_.front());
     }
-    if (gradients_ == "bf16" && precision_ == "fp32") {
-      CISTRON_THROW(kBadInput,
-                    "--gradients bf16: gradients in bf16 are for models with bf16 weights, "
-                    "--precision fp32 has none; give --precision bf16 with it");
-    }
     const train::BenchShape shape = train::NamedBenchShape(model_);
     train::StepProblem s;
     s.memory = train::MemoryProblemOf(shape,

@@ -148,8 +148,21 @@ OptimGradients ParseGradients(const std::string& name) {
   return OptimGradients::kAuto;
 }
 
+namespace {
+// What a configuration is refused for, of a shape.
+void CheckTypes(const BenchOptions& options) {
+  CISTRON_CHECK(options.states == OptimStates::kF32 || options.precision == Precision::kBf16,
+                "states in bf16 without masters are for bf16, not {}; give --precision bf16",
+                Name(options.precision));
+  CISTRON_CHECK(options.gradients != OptimGradients::kBF16 || options.precision != Precision::kFp32,
+                "gradients in bf16 are for models with bf16 weights, not {}; give --precision bf16",
+                Name(options.precision));
+}
+}  // namespace
+
 MemoryProblem MemoryProblemOf(const BenchShape& shape, const BenchOptions& options,
                               DeviceType device) {
+  CheckTypes(options);
   const std::int64_t rows = options.micro_rows > 0 ? options.micro_rows : shape.batch;
   return {.model = shape.model,
           .precision = options.precision,
@@ -174,12 +187,7 @@ std::vector<BenchResult> Measure(const ops::Context& given, BenchShape shape,
                 options.warmup);
   const std::int64_t before = PeakRssKib();
   const bool masters = options.states == OptimStates::kF32;
-  CISTRON_CHECK(masters || options.precision == Precision::kBf16,
-                "bench: states in bf16 without masters are for bf16, not {}",
-                Name(options.precision));
-  CISTRON_CHECK(options.gradients != OptimGradients::kBF16 || options.precision != Precision::kFp32,
-                "bench: gradients in bf16 are for models with bf16 weights, not {}",
-                Name(options.precision));
+  CheckTypes(options);
   model::LocalMixtral m(ctx, shape.model, ModelDType(options.precision), masters, options.mesh,
                         {.sharded = options.sharded, .expert_exchange = options.expert_exchange});
   const std::int64_t largest = *std::max_element(batches.begin(), batches.end());

@@ -51,7 +51,8 @@ struct BenchOptions {
 model::Recompute ParseRecompute(const std::string& name);
 OptimStates ParseStates(const std::string& name);
 OptimGradients ParseGradients(const std::string& name);
-// Of the memory that a step of the shape needs (memory_plan.h).
+// Of the memory that a step of the shape needs (memory_plan.h). Throws kInvalidArgument where
+// states or gradients in bf16 are not for the precision.
 MemoryProblem MemoryProblemOf(const BenchShape& shape, const BenchOptions& options,
                               DeviceType device);
 
