@@ -344,6 +344,7 @@ TEST_F(ProgramTest, PlanOfAClusterRanksLayouts) {
   for (const char* text :
        {"46.4G parameters", "layout: parallel.dp=1 parallel.ep=8", "communication",
         "fits: ", "a GPU sends in a step", "time of a step: ", "assumed: ", "layouts, best first",
+        "of the 140.4 GiB of a GPU 1.0 GiB are the device's own, beside what is in the column\n",
         "does not fit: moments of experts"}) {
     EXPECT_THAT(r.out, HasSubstr(text));
   }
@@ -477,6 +478,19 @@ TEST_F(ProgramTest, VerifySaysYesAndNo) {
   const Result no_json = Run({"verify", tiny_.path("wrong").string()});
   EXPECT_EQ(no_json.status, 2);
   EXPECT_THAT(no_json.err, AllOf(HasSubstr("about.json"), HasSubstr("line 1")));
+}
+
+// Where runs on DNA are compared, others say why they are not.
+TEST_F(ProgramTest, RunsOnProteinSayWhyThereIsNoMarkovBaseline) {
+  const Result trained = Train({"data.alphabet=protein", "train.steps=2"});
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  EXPECT_THAT(trained.out, HasSubstr("\nno Markov baseline: Markov models here are of four bases, "
+                                     "for dna and rna, not for protein\n"));
+  EXPECT_FALSE(fs::exists(tiny_.path("run") / "baseline.json"));
+  const Result baseline = Run({"baseline", tiny_.path("run").string()});
+  EXPECT_EQ(baseline.status, 2);
+  EXPECT_THAT(baseline.err, HasSubstr("data.alphabet"));
+  EXPECT_THAT(baseline.err, HasSubstr("dna and rna, not for protein"));
 }
 
 TEST_F(ProgramTest, TrainThenEvalScoreConvertInspectReport) {

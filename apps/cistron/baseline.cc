@@ -57,8 +57,8 @@ class BaselineCommand final : public Command {
                     "data.train names no file; give data.train=FILE, a preset or a run "
                     "directory");
     }
-    if (config.alphabet != data::Alphabet::kDna && config.alphabet != data::Alphabet::kRna) {
-      CISTRON_THROW(kBadInput, "data.alphabet: Markov models are fitted to dna and rna only");
+    if (const std::string why = train::WhyNoMarkovBaseline(config.alphabet); !why.empty()) {
+      CISTRON_THROW(kBadInput, "{}: {}", loaded.Where("data.alphabet"), why);
     }
     if (max_order_ < -1 || max_order_ > train::kMaxMarkovOrder) {
       CISTRON_THROW(kInvalidArgument, "--max-order={}: not between -1 and {}", max_order_,

@@ -85,11 +85,14 @@ void PrintTime(const PlannedLayout& l, const train::Cluster& cluster) {
       "backward of the\n  last micro-batch, gathered parameters behind all products\n");
 }
 
-void PrintLayouts(const std::vector<PlannedLayout>& layouts) {
+void PrintLayouts(const std::vector<PlannedLayout>& layouts, const train::Cluster& cluster) {
   if (layouts.size() < 2) return;
-  fmt::print("layouts, best first\n  {:>11} {:>11} {:>14} {:>14} {:>10} {:>15} {:>14}\n",
-             "parallel.dp", "parallel.ep", "parallel.shard", "memory", "step", "tokens/s, GPU",
-             "communication");
+  fmt::print(
+      "layouts, best first; of the {} of a GPU {} are the device's own, beside what is in the "
+      "column\n",
+      BytesText(cluster.memory_bytes), BytesText(train::kDeviceReserve));
+  fmt::print("  {:>11} {:>11} {:>14} {:>14} {:>10} {:>15} {:>14}\n", "parallel.dp", "parallel.ep",
+             "parallel.shard", "memory", "step", "tokens/s, GPU", "communication");
   for (const PlannedLayout& l : layouts) {
     const train::MemoryProblem& p = l.problem.memory;
     fmt::print("  {:>11} {:>11} {:>14} {:>14}", p.dp, p.ep, WhereParametersAre(l),
@@ -238,7 +241,7 @@ int ReportCluster(const train::StepProblem& problem, const train::Cluster& clust
   }
   PrintTime(shown, cluster);
   if (simulate) PrintSimulation(shown, cluster);
-  PrintLayouts(layouts);
+  PrintLayouts(layouts, cluster);
   return shown.fits ? kOk : kBadUsage;
 }
 

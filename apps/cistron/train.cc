@@ -196,11 +196,13 @@ class TrainCommand final : public Command {
     });
   }
 
-  // Writes the Markov baseline and the page; returns the comparison, where there is one.
+  // Writes the Markov baseline and the page; returns the comparison, or why there is none.
   static std::string Report(const train::RunConfig& config, const train::TrainOutcome& outcome) {
     std::string comparison;
-    const bool nucleotides = data::AlphabetSize(config.data.alphabet) == 4;
-    if (nucleotides && outcome.heldout) {
+    const std::string why_not = train::WhyNoMarkovBaseline(config.data.alphabet);
+    if (outcome.heldout && !why_not.empty()) {
+      comparison = fmt::format("no Markov baseline: {}", why_not);
+    } else if (outcome.heldout) {
       const auto corpus = data::Corpus::Open(config.data);
       if (corpus->train_bases() <= kBaselineBases) {
         const train::MarkovBaseline baseline = train::FitMarkovBaseline(*corpus);

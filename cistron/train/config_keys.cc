@@ -153,12 +153,25 @@ std::string DescribeConfigKeys() {
   return out;
 }
 
+namespace {
+// The same run with every `auto` replaced by what it comes to.
+RunConfig WithoutAuto(const RunConfig& config) {
+  RunConfig plain = config;
+  plain.recipe = Resolve(config.precision, config.recipe);
+  plain.optim.gradients =
+      config.GradientDType() == DType::kBF16 ? OptimGradients::kBF16 : OptimGradients::kF32;
+  return plain;
+}
+}  // namespace
+
 std::vector<ConfigDifference> CompareConfigs(const RunConfig& saved, const RunConfig& given) {
+  const RunConfig plain_saved = WithoutAuto(saved), plain_given = WithoutAuto(given);
   std::vector<ConfigDifference> differences;
   for (const ConfigKey& key : ConfigKeys()) {
     if (key.role == KeyRole::kMechanical || key.role == KeyRole::kByContent) continue;
     std::string a = key.get(saved), b = key.get(given);
-    if (a != b) differences.push_back({key.name, key.role, std::move(a), std::move(b)});
+    if (a == b || key.get(plain_saved) == key.get(plain_given)) continue;
+    differences.push_back({key.name, key.role, std::move(a), std::move(b)});
   }
   return differences;
 }

@@ -64,7 +64,8 @@ struct ConfigDifference {
   KeyRole role;
   std::string saved, given;  // as YAML
 };
-// Keys whose values differ; mechanical ones and those compared by content are left out.
+// Keys whose values differ; mechanical ones and those compared by content are left out, as is an
+// `auto` that comes to the other's value.
 std::vector<ConfigDifference> CompareConfigs(const RunConfig& saved, const RunConfig& given);
 
 }  // namespace cistron::train

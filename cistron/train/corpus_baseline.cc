@@ -1,5 +1,7 @@
 #include "cistron/train/corpus_baseline.h"
 
+#include <fmt/format.h>
+
 namespace cistron::train {
 namespace {
 
@@ -12,6 +14,12 @@ BaseSource SourceOf(const data::Corpus& corpus, data::Part part) {
 }
 
 }  // namespace
+
+std::string WhyNoMarkovBaseline(data::Alphabet alphabet) {
+  if (data::AlphabetSize(alphabet) == 4) return {};
+  return fmt::format("Markov models here are of four bases, for dna and rna, not for {}",
+                     data::AlphabetName(alphabet));
+}
 
 MarkovBaseline FitMarkovBaseline(const data::Corpus& corpus, const MarkovOptions& options) {
   return FitMarkovBaseline(SourceOf(corpus, data::Part::kTrain),

@@ -8,6 +8,7 @@
 
 #include "cistron/base/error.h"
 #include "cistron/io/file.h"
+#include "cistron/train/corpus_baseline.h"
 #include "cistron/train/metrics.h"
 #include "cistron/train/report_charts.h"
 #include "cistron/train/svg_chart.h"
@@ -225,6 +226,9 @@ class Page {
       out_ += Paragraph(
           "There is no baseline.json here, so no Markov line: cistron baseline writes it for the "
           "same split.");
+    }
+    if (!IsNucleotide(record_) && bits_ && record_.holds_out()) {
+      out_ += Paragraph("No Markov line: " + WhyNoMarkovBaseline(record_.alphabet()) + ".");
     }
     HeldoutTable();
     BaselineTable();

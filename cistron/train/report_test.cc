@@ -210,7 +210,10 @@ TEST_F(ReportTest, ProteinIsToldInResidues) {
   WriteBaseline(directory_ / "baseline.json", ExampleBaseline());
   const std::string html = RenderReport(ReadRunRecord(directory_));
   EXPECT_THAT(html, AllOf(HasSubstr("4.1100 bits per residue"), HasSubstr("residues scored")));
-  EXPECT_THAT(html, Not(AnyOf(HasSubstr("Markov"), HasSubstr("per base"), HasSubstr("Two bits"))));
+  EXPECT_THAT(html, HasSubstr("<p class=\"muted\">No Markov line: Markov models here are of four "
+                              "bases, for dna and rna, not for protein.</p>"));
+  EXPECT_THAT(html, Not(AnyOf(HasSubstr("Markov model<"), HasSubstr("All Markov models"),
+                              HasSubstr("per base"), HasSubstr("Two bits"))));
 }
 
 TEST_F(ReportTest, UniformLineIsThatOfTheAlphabet) {

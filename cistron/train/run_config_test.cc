@@ -432,6 +432,35 @@ TEST(RunConfig, ComparisonShowsWhatDiffersAndSkipsMechanicalKeys) {
   EXPECT_EQ(differences[1].key, "optim.lr");
 }
 
+// `auto` and what it comes to are no difference, and only that.
+TEST(RunConfig, AutoIsNoDifferenceFromWhatItComesTo) {
+  const auto differing = [](const std::vector<std::string>& both, const std::string& saved,
+                            const std::string& given) {
+    std::vector<std::string> keys;
+    for (const ConfigDifference& d :
+         CompareConfigs(ParseRunConfig("", "t", Join(both, {saved})).config,
+                        ParseRunConfig("", "t", Join(both, {given})).config)) {
+      keys.push_back(d.key + ": " + d.saved + " " + d.given);
+    }
+    return keys;
+  };
+  using ::testing::ElementsAre;
+  using ::testing::IsEmpty;
+  const std::string gradients = "optim.gradients=", weights = "recipe.weights_2d=";
+  for (const char* precision : {"precision=fp32", "precision=bf16"}) {
+    EXPECT_THAT(differing({precision}, gradients + "fp32", gradients + "auto"), IsEmpty());
+  }
+  EXPECT_THAT(differing({"precision=bf16"}, gradients + "auto", gradients + "bf16"),
+              ElementsAre("optim.gradients: auto bf16"));
+  const std::vector<std::string> narrow = {"precision=bf16", "optim.states=bf16"};
+  EXPECT_THAT(differing(narrow, gradients + "bf16", gradients + "auto"), IsEmpty());
+  EXPECT_THAT(differing(narrow, gradients + "fp32", gradients + "auto"),
+              ElementsAre("optim.gradients: fp32 auto"));
+  EXPECT_THAT(differing({"precision=fp8_block"}, weights + "auto", weights + "on"), IsEmpty());
+  EXPECT_THAT(differing({"precision=fp8_block"}, weights + "auto", weights + "off"),
+              ElementsAre("recipe.weights_2d: auto off"));
+}
+
 // A checkpoint of one device resumes on the other, in the same precision.
 TEST(RunConfig, ADeviceMayChangeWhereARunResumes) {
   const RunConfig a = ParseRunConfig("", "t", {}).config;

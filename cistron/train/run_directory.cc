@@ -40,6 +40,15 @@ std::string WarmStart(const RunPaths& run, const std::vector<ConfigDifference>& 
                      checkpoints.back().string());
 }
 
+// "parallel.dp=1 parallel.ep=2 parallel.shard=none"
+std::string LayoutText(const RunConfig& config) {
+  std::string text;
+  for (const char* key : {"parallel.dp", "parallel.ep", "parallel.shard"}) {
+    text += fmt::format("{}{}={}", text.empty() ? "" : " ", key, FindConfigKey(key)->get(config));
+  }
+  return text;
+}
+
 std::string Table(const std::vector<ConfigDifference>& differences) {
   std::string out;
   for (const ConfigDifference& d : differences) {
@@ -148,6 +157,12 @@ void RunDirectory::CheckResumable(const LoadedConfig& loaded) {
   resumes_ = true;
   if (!differences.empty()) {
     notice_ = fmt::format("resuming with changed keys:{}", Table(differences));
+  }
+  // Not refused, since every layout trains what one rank trains.
+  const std::string before = LayoutText(saved.config), now = LayoutText(loaded.config);
+  if (before != now) {
+    notice_ += fmt::format("{}resuming under another layout of ranks: {}, was {}",
+                           notice_.empty() ? "" : "\n", now, before);
   }
 }
 

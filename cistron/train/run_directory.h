@@ -51,8 +51,8 @@ class RunDirectory {
 
   const RunPaths& paths() const { return paths_; }
   bool resumes() const { return resumes_; }
-  // What a person should know: keys that a resumed run changes, where the old run went; may be
-  // empty.
+  // What a person should know: keys and layout that a resumed run changes, where the old run went;
+  // may be empty.
   const std::string& notice() const { return notice_; }
 
  private:

@@ -317,10 +317,11 @@ class Trainer {
           "model.output_router_logits with model.router_aux_loss_coef, would balance the experts)");
     }
     const bool strands = data::ByteTable::Of(config_.data.alphabet).HasComplement();
-    if (!strands && config_.data.reverse_complement > 0) {
+    // The default was not asked for.
+    const double reversed = config_.data.reverse_complement;
+    if (!strands && reversed > 0 && reversed != data::DataConfig().reverse_complement) {
       Print(fmt::format("data.reverse_complement={} has no effect: {} has no other strand",
-                        config_.data.reverse_complement,
-                        data::AlphabetName(config_.data.alphabet)));
+                        reversed, data::AlphabetName(config_.data.alphabet)));
     }
   }
 

@@ -214,6 +214,36 @@ TEST(Resume, ChangedDataIsNoticed) {
   EXPECT_TRUE(tiny.Train("run", {"run.on_exists=resume"}).finished);
 }
 
+// Every layout goes on, and says that it is another.
+TEST(Resume, AnotherLayoutIsTold) {
+  TinyRun tiny("layout");
+  const std::string told =
+      "resuming under another layout of ranks: parallel.dp=1 parallel.ep=1 "
+      "parallel.shard=none, was parallel.dp=1 parallel.ep=2 "
+      "parallel.shard=none\n";
+  tiny.TrainOnRanks("run", {"train.steps=4", "parallel.ep=2"});
+  tiny.Train("run", {"train.steps=4"});
+  EXPECT_THAT(tiny.printed(), HasSubstr(told));
+  EXPECT_THAT(tiny.printed(), HasSubstr("this run is complete"));
+  tiny.Train("run", {"train.steps=4"});
+  EXPECT_THAT(tiny.printed(), Not(HasSubstr("layout of ranks")));
+  // Beside keys that change.
+  tiny.TrainOnRanks("other", {"train.steps=4", "parallel.ep=2"});
+  tiny.Train("other", {"train.steps=5", "run.on_exists=resume"});
+  EXPECT_THAT(tiny.printed(), HasSubstr("train.steps: 4 in the saved run, 5 now\n" + told));
+}
+
+// What was not asked for has no lack of effect.
+TEST(Data, ReverseComplementThatWasSetIsToldWhereNothingHasOne) {
+  TinyRun tiny("strands");
+  const std::vector<std::string> keys = {"data.alphabet=protein", "train.steps=2"};
+  tiny.Train("default", keys);
+  EXPECT_THAT(tiny.printed(), Not(HasSubstr("reverse_complement")));
+  tiny.Train("set", {keys[0], keys[1], "data.reverse_complement=0.25"});
+  EXPECT_THAT(tiny.printed(), HasSubstr("data.reverse_complement=0.25 has no effect: protein has "
+                                        "no other strand"));
+}
+
 // Data is compared by content: a run whose folder and data have moved goes on as it would have.
 TEST(Resume, AMovedRunGoesOn) {
   TinyRun tiny("moved");
