@@ -189,7 +189,7 @@ TEST_F(ProgramTest, BadInputIsStatusTwoAndLeavesNothing) {
        "no base to score"},
       {"data.train=" + File("n_first.fa", ">a\n" + std::string(1900, 'N') + Bases(100) + "\n"),
        "data.soft_mask_weight"},
-      {"data.stride=33", "data.stride = 33"},
+      {"data.stride=33", "data.stride (the command line)=33"},
       {"batch.global_tokens=1e6", "batch.global_tokens"},
       {"model.num_experts_per_tok=5", "5 of 4 experts"},
       {"model.hidden_size=17", "not divisible"},

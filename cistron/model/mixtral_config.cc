@@ -1,7 +1,10 @@
 #include "cistron/model/mixtral_config.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "cistron/base/error.h"
 
@@ -21,68 +24,69 @@ void CheckDimension(const char* field, std::int64_t value,
                 "Mixtral config: {} is {}; it must be between 1 and {}", field, value, largest);
 }
 
-void CheckTokenId(const char* field, const std::optional<std::int64_t>& id, std::int64_t vocab) {
+// Sentences about what does not hold.
+struct Faults {
+  template <class... Args>
+  bool Need(bool holds, fmt::format_string<Args...> text, Args&&... args) {
+    if (!holds)
+      texts.push_back("Mixtral config: " + fmt::format(text, std::forward<Args>(args)...));
+    return holds;
+  }
+  std::vector<std::string> texts;
+};
+
+// Fields that are numbers of their own.
+void FindRangeFaults(const MixtralConfig& c, Faults& faults) {
+  faults.Need(c.router_jitter_noise >= 0 && c.router_jitter_noise < 1,
+              "router_jitter_noise is {}; it must be in [0, 1)", c.router_jitter_noise);
+  faults.Need(std::isfinite(c.routed_scaling_factor) && c.routed_scaling_factor > 0,
+              "routed_scaling_factor is {}; it must be positive", c.routed_scaling_factor);
+  for (const auto& [field, value] :
+       {std::pair{"moe_router_bias_update_rate", c.moe_router_bias_update_rate},
+        {"moe_aux_loss_coeff", c.moe_aux_loss_coeff},
+        {"moe_z_loss_coeff", c.moe_z_loss_coeff}}) {
+    faults.Need(std::isfinite(value) && value >= 0, "{} is {}; it must be 0 or more", field, value);
+  }
+  faults.Need(c.n_shared_experts >= 0 && c.n_shared_experts <= kLargestCount,
+              "n_shared_experts is {}; it must be between 0 and {}", c.n_shared_experts,
+              kLargestCount);
   // Hugging Face configs use -1 for "none" in places; an id beyond the vocabulary is a mistake.
-  CISTRON_CHECK(!id || (*id >= -1 && *id < vocab),
-                "Mixtral config: {} is {}; it must be below vocab_size = {}, or null", field,
-                id.value_or(0), vocab);
+  for (const auto& [field, id] : {std::pair{"bos_token_id", c.bos_token_id},
+                                  {"eos_token_id", c.eos_token_id},
+                                  {"pad_token_id", c.pad_token_id}}) {
+    faults.Need(!id || (*id >= -1 && *id < c.vocab_size),
+                "{} is {}; it must be below vocab_size = {}, or null", field, id.value_or(0),
+                c.vocab_size);
+  }
 }
 
-void CheckCoefficient(const char* field, double value) {
-  CISTRON_CHECK(std::isfinite(value) && value >= 0,
-                "Mixtral config: {} is {}; it must be 0 or more", field, value);
-}
-
-void CheckRouter(const MixtralConfig& c) {
-  const bool sigmoid = c.scoring_func == ScoringFunc::kSigmoid;
-  CISTRON_CHECK(c.router_jitter_noise >= 0 && c.router_jitter_noise < 1,
-                "Mixtral config: router_jitter_noise is {}; it must be in [0, 1)",
-                c.router_jitter_noise);
-  CISTRON_CHECK(
-      !c.moe_router_pre_softmax || !sigmoid,
-      "Mixtral config: moe_router_pre_softmax = true is for scoring_func = softmax, not sigmoid; "
-      "set one of them otherwise");
-  CISTRON_CHECK(
-      !c.moe_router_pre_softmax || !c.norm_topk_prob,
-      "Mixtral config: moe_router_pre_softmax takes the probabilities of the softmax over "
-      "all experts as they are; set norm_topk_prob = false (renormalised, they are those "
-      "of the softmax after top-k, moe_router_pre_softmax = false)");
-  CISTRON_CHECK(std::isfinite(c.routed_scaling_factor) && c.routed_scaling_factor > 0,
-                "Mixtral config: routed_scaling_factor is {}; it must be positive",
-                c.routed_scaling_factor);
-  CISTRON_CHECK(sigmoid || !c.moe_router_enable_expert_bias,
-                "Mixtral config: moe_router_enable_expert_bias = true needs scoring_func = "
-                "sigmoid; set it, or moe_router_enable_expert_bias = false");
-  CheckCoefficient("moe_router_bias_update_rate", c.moe_router_bias_update_rate);
-  CheckCoefficient("moe_aux_loss_coeff", c.moe_aux_loss_coeff);
-  CheckCoefficient("moe_z_loss_coeff", c.moe_z_loss_coeff);
-  CISTRON_CHECK(c.n_shared_experts >= 0 && c.n_shared_experts <= kLargestCount,
-                "Mixtral config: n_shared_experts is {}; it must be between 0 and {}",
-                c.n_shared_experts, kLargestCount);
-  CheckDimension("n_group", c.n_group, kLargestCount);
-  CheckDimension("topk_group", c.topk_group, kLargestCount);
-  CISTRON_CHECK(c.topk_group <= c.n_group,
-                "Mixtral config: topk_group = {} exceeds n_group = {}; lower the one or raise the "
-                "other",
-                c.topk_group, c.n_group);
+void FindGroupFaults(const MixtralConfig& c, Faults& faults) {
+  bool fits = true;
+  for (const auto& [field, value] :
+       {std::pair{"n_group", c.n_group}, {"topk_group", c.topk_group}}) {
+    fits &= faults.Need(value >= 1 && value <= kLargestCount,
+                        "{} is {}; it must be between 1 and {}", field, value, kLargestCount);
+  }
+  if (!fits) return;
+  fits = faults.Need(c.topk_group <= c.n_group,
+                     "topk_group = {} exceeds n_group = {}; lower the one or raise the other",
+                     c.topk_group, c.n_group);
   if (c.n_group == 1) return;
-  CISTRON_CHECK(sigmoid,
-                "Mixtral config: n_group = {} needs scoring_func = sigmoid; set it, or n_group = 1",
-                c.n_group);
-  CISTRON_CHECK(
-      c.num_local_experts % c.n_group == 0,
-      "Mixtral config: n_group = {} does not divide num_local_experts = {}; change one of "
-      "them",
-      c.n_group, c.num_local_experts);
-  CISTRON_CHECK(c.num_experts_per_tok % c.topk_group == 0,
-                "Mixtral config: topk_group = {} does not divide num_experts_per_tok = {}; change "
-                "one of them",
-                c.topk_group, c.num_experts_per_tok);
-  CISTRON_CHECK(c.num_experts_per_tok / c.topk_group <= c.num_local_experts / c.n_group,
-                "Mixtral config: groups of {} experts (num_local_experts / n_group) do not hold "
-                "the {} that a token takes of each (num_experts_per_tok / topk_group); lower "
-                "num_experts_per_tok or n_group, or raise topk_group",
-                c.num_local_experts / c.n_group, c.num_experts_per_tok / c.topk_group);
+  faults.Need(c.scoring_func == ScoringFunc::kSigmoid,
+              "n_group = {} needs scoring_func = sigmoid; set it, or n_group = 1", c.n_group);
+  fits &= faults.Need(c.num_local_experts % c.n_group == 0,
+                      "n_group = {} does not divide num_local_experts = {}; change one of them",
+                      c.n_group, c.num_local_experts);
+  fits &=
+      faults.Need(c.num_experts_per_tok % c.topk_group == 0,
+                  "topk_group = {} does not divide num_experts_per_tok = {}; change one of them",
+                  c.topk_group, c.num_experts_per_tok);
+  if (!fits || c.num_experts_per_tok > c.num_local_experts) return;
+  faults.Need(c.num_experts_per_tok / c.topk_group <= c.num_local_experts / c.n_group,
+              "groups of {} experts (num_local_experts / n_group) do not hold the {} that a token "
+              "takes of each (num_experts_per_tok / topk_group); lower num_experts_per_tok or "
+              "n_group, or raise topk_group",
+              c.num_local_experts / c.n_group, c.num_experts_per_tok / c.topk_group);
 }
 
 // Weights of one expert, of one layer without experts, and of both ends.
@@ -107,6 +111,26 @@ Counts Count(const MixtralConfig& c) {
 }
 
 }  // namespace
+
+std::vector<std::string> OptionFaults(const MixtralConfig& c) {
+  const bool sigmoid = c.scoring_func == ScoringFunc::kSigmoid;
+  Faults faults;
+  FindRangeFaults(c, faults);
+  if (faults.Need(
+          !c.moe_router_pre_softmax || !sigmoid,
+          "moe_router_pre_softmax = true is for scoring_func = softmax, not sigmoid; set one of "
+          "them otherwise")) {
+    faults.Need(!c.moe_router_pre_softmax || !c.norm_topk_prob,
+                "moe_router_pre_softmax takes the probabilities of the softmax over all experts as "
+                "they are; set norm_topk_prob = false (renormalised, they are those of the softmax "
+                "after top-k, moe_router_pre_softmax = false)");
+  }
+  faults.Need(sigmoid || !c.moe_router_enable_expert_bias,
+              "moe_router_enable_expert_bias = true needs scoring_func = sigmoid; set it, or "
+              "moe_router_enable_expert_bias = false");
+  FindGroupFaults(c, faults);
+  return std::move(faults.texts);
+}
 
 void Validate(const MixtralConfig& c) {
   CheckDimension("vocab_size", c.vocab_size);
@@ -134,7 +158,7 @@ void Validate(const MixtralConfig& c) {
   CISTRON_CHECK(c.num_experts_per_tok <= c.num_local_experts,
                 "Mixtral config: num_experts_per_tok = {} exceeds num_local_experts = {}",
                 c.num_experts_per_tok, c.num_local_experts);
-  CheckRouter(c);
+  if (const auto faults = OptionFaults(c); !faults.empty()) CISTRON_CHECK(false, "{}", faults[0]);
   if (c.sliding_window) CheckDimension("sliding_window", *c.sliding_window);
   CISTRON_CHECK(std::isfinite(c.rope_theta) && c.rope_theta > 0,
                 "Mixtral config: rope_theta is {}; it must be positive", c.rope_theta);
@@ -146,9 +170,6 @@ void Validate(const MixtralConfig& c) {
   CISTRON_CHECK(std::isfinite(c.router_aux_loss_coef) && c.router_aux_loss_coef >= 0,
                 "Mixtral config: router_aux_loss_coef is {}; it must be 0 or more",
                 c.router_aux_loss_coef);
-  CheckTokenId("bos_token_id", c.bos_token_id, c.vocab_size);
-  CheckTokenId("eos_token_id", c.eos_token_id, c.vocab_size);
-  CheckTokenId("pad_token_id", c.pad_token_id, c.vocab_size);
   const double h = static_cast<double>(c.hidden_size);
   const double attention = 2.0 * h * static_cast<double>(c.HeadDim()) *
                            static_cast<double>(c.num_attention_heads + c.num_key_value_heads);

@@ -68,6 +68,9 @@ struct MixtralConfig {
 
 // Throws kInvalidArgument naming the field, its value and what is allowed.
 void Validate(const MixtralConfig& config);
+// What Validate would say of the router's options and the ids of tokens: all that is wrong, one
+// sentence each, but not what follows from another or from sizes that do not fit.
+std::vector<std::string> OptionFaults(const MixtralConfig& config);
 
 // Options of this config that change what the weights compute and that Hugging Face's Mixtral does
 // not have, as "scoring_func = sigmoid"; empty when transformers would compute the same.

@@ -19,6 +19,7 @@ namespace {
 
 // What the router's kernels hold.
 constexpr std::int64_t kMaxExperts = 512, kMaxExpertsPerToken = 32;
+constexpr ErrorCode kBadInput = ErrorCode::kBadInput;
 
 // Well-formed UTF-8 without overlong forms, surrogates and code points that do not exist.
 bool IsUtf8(std::string_view text) {
@@ -40,68 +41,76 @@ bool IsUtf8(std::string_view text) {
   return true;
 }
 
+// Each of what follows finds all faults of its part that do not follow from each other.
+
 // Every value goes into checkpoints and reports as JSON, which holds no other bytes.
-void CheckText(const LoadedConfig& loaded) {
+void FindTextFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
   for (const ConfigKey& key : ConfigKeys()) {
-    if (IsUtf8(key.get(loaded.config))) continue;
-    CISTRON_THROW(kBadInput,
-                  "{}: the value holds a byte that is not UTF-8; checkpoints cannot record it: "
-                  "rename the file or folder, or write the text in UTF-8",
-                  loaded.Where(key.name));
+    faults.Need(IsUtf8(key.get(loaded.config)), kBadInput,
+                "{}: the value holds a byte that is not UTF-8; checkpoints cannot record it: "
+                "rename the file or folder, or write the text in UTF-8",
+                loaded.Where(key.name));
   }
 }
 
-void CheckSupported(const LoadedConfig& loaded) {
+void FindDeviceFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
   const RunConfig& c = loaded.config;
-  if (c.device == DeviceChoice::kCuda) {
-    if (c.precision != Precision::kFp32 && c.precision != Precision::kBf16) {
-      CISTRON_THROW(kUnsupported,
-                    "{}={}: device=cuda trains in fp32 and bf16; use one of them, or device=cpu",
-                    loaded.Where("precision"), Name(c.precision));
-    }
-  }
+  faults.Need(c.device != DeviceChoice::kCuda || c.precision == Precision::kFp32 ||
+                  c.precision == Precision::kBf16,
+              ErrorCode::kUnsupported,
+              "{}={}: device=cuda trains in fp32 and bf16; use one of them, or device=cpu",
+              loaded.Where("precision"), Name(c.precision));
+}
+
+// True where the recipe has all options that are set.
+bool FindRecipeFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
+  const RunConfig& c = loaded.config;
   // A key with its default says nothing: a saved configuration has every key.
   const RunConfig defaults;
+  bool has_all = true;
   for (const std::string& name : KeysOfOtherRecipes(c.precision)) {
     const ConfigKey& key = *FindConfigKey(name);
-    if (key.get(c) == key.get(defaults)) continue;
-    CISTRON_THROW(kBadInput, "{}={}: precision={} has no such option; remove the key",
-                  loaded.Where(name), key.get(c), Name(c.precision));
+    has_all &= faults.Need(key.get(c) == key.get(defaults), kBadInput,
+                           "{}={}: precision={} has no such option; remove the key",
+                           loaded.Where(name), key.get(c), Name(c.precision));
   }
+  return has_all;
 }
 
-// What ranks deal among themselves.
-void CheckRanks(const LoadedConfig& loaded) {
+// Experts are dealt among ranks: true where evenly.
+bool FindExpertRankFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
+  const RunConfig& c = loaded.config;
+  return faults.Need(c.model.num_local_experts % c.parallel.ep == 0, kBadInput,
+                     "{}: {} experts cannot be dealt evenly to {} ranks; choose a divisor",
+                     loaded.Where("parallel.ep"), c.model.num_local_experts, c.parallel.ep);
+}
+
+// So are rows.
+void FindRowRankFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
   const RunConfig& c = loaded.config;
   const std::int64_t ranks = c.Ranks();
-  if (ranks == 1) return;
-  if (c.model.num_local_experts % c.parallel.ep != 0) {
-    CISTRON_THROW(kBadInput, "{}: {} experts cannot be dealt evenly to {} ranks; choose a divisor",
-                  loaded.Where("parallel.ep"), c.model.num_local_experts, c.parallel.ep);
-  }
   const std::int64_t rows = c.RowsPerStep(), micro = c.RowsPerMicroBatch();
-  if (rows % ranks != 0) {
-    CISTRON_THROW(kBadInput,
-                  "{}: {} rows of {} tokens cannot be dealt evenly to {} ranks; the nearest is {}",
-                  loaded.Where("batch.global_tokens"), rows, c.data.seq_len, ranks,
-                  std::max<std::int64_t>(1, (rows + ranks / 2) / ranks) * ranks * c.data.seq_len);
+  if (!faults.Need(
+          rows % ranks == 0, kBadInput,
+          "{}: {} rows of {} tokens cannot be dealt evenly to {} ranks; the nearest is {}",
+          loaded.Where("batch.global_tokens"), rows, c.data.seq_len, ranks,
+          std::max<std::int64_t>(1, (rows + ranks / 2) / ranks) * ranks * c.data.seq_len)) {
+    return;
   }
-  if (micro > rows / ranks) {
-    CISTRON_THROW(kBadInput,
-                  "{}: a micro-batch of {} tokens is larger than the {} tokens of a step that "
-                  "each of {} ranks has",
-                  loaded.Where("batch.micro_tokens"), c.batch.micro_tokens,
-                  rows / ranks * c.data.seq_len, ranks);
-  }
+  faults.Need(micro <= rows / ranks, kBadInput,
+              "{}: a micro-batch of {} tokens is larger than the {} tokens of a step that "
+              "each of {} ranks has",
+              loaded.Where("batch.micro_tokens"), c.batch.micro_tokens,
+              rows / ranks * c.data.seq_len, ranks);
 }
 
 // Where the codes of a row are not a function of the row alone, or coding the decoded values gives
 // others, results would change.
-void CheckTravellingRows(const LoadedConfig& loaded) {
+void FindTravellingRowFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
   const RunConfig& c = loaded.config;
-  if (c.parallel.ep_rows == TravellingRows::kExact) return;
-  if (quant::RowCodesOf(MakeRecipe(c.precision, c.recipe))) return;
-  CISTRON_THROW(
+  faults.Need(
+      c.parallel.ep_rows == TravellingRows::kExact ||
+          quant::RowCodesOf(MakeRecipe(c.precision, c.recipe)).has_value(),
       kBadInput,
       "{}=quantized: rows have codes of their own in precision=mxfp8, and in fp8_block with "
       "recipe.power_of_two_scales=on, but not in precision={}{}; set "
@@ -168,20 +177,18 @@ bool FollowsRecipe(const std::string& parameter) {
 }
 
 // What stays in bf16 must exist, and leave something to the recipe.
-void CheckHighPrecisionLayers(const LoadedConfig& loaded) {
+void FindHighPrecisionLayerFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
   const RunConfig& c = loaded.config;
   if (!quant::Quantizes(MakeRecipe(c.precision, c.recipe))) return;
   const std::int64_t layers = c.model.num_hidden_layers;
   const std::int64_t first = c.recipe.first_layers_bf16, last = c.recipe.last_layers_bf16;
   // Without a sum, which may overflow.
-  if (first >= layers || last >= layers - first) {
-    const char* key = first > 0 ? "recipe.first_layers_bf16" : "recipe.last_layers_bf16";
-    CISTRON_THROW(
-        kBadInput,
-        "{}: recipe.first_layers_bf16={} and recipe.last_layers_bf16={} of {} layers leave "
-        "no layer in {}; lower them, or choose precision=bf16",
-        loaded.Where(key), first, last, layers, Name(c.precision));
-  }
+  bool some_left = faults.Need(
+      first < layers && last < layers - first, kBadInput,
+      "{}: recipe.first_layers_bf16={} and recipe.last_layers_bf16={} of {} layers leave "
+      "no layer in {}; lower them, or choose precision=bf16",
+      loaded.Where(first > 0 ? "recipe.first_layers_bf16" : "recipe.last_layers_bf16"), first, last,
+      layers, Name(c.precision));
   const auto parameters = model::MixtralParameters(c.model);
   constexpr const char* kPatterns = "recipe.bf16_patterns";
   for (const std::string& pattern : c.recipe.bf16_patterns) {
@@ -190,29 +197,28 @@ void CheckHighPrecisionLayers(const LoadedConfig& loaded) {
                     [&](const auto& p) { return one.Contains(p.name); })) {
       continue;
     }
-    CISTRON_THROW(kBadInput,
-                  "{}: '{}' matches no parameter of the model, which has {} layers; the nearest "
-                  "names: {}",
-                  loaded.Where(kPatterns), pattern, layers, NearestParameters(pattern, parameters));
+    faults.Need(false, kBadInput,
+                "{}: '{}' matches no parameter of the model, which has {} layers; the nearest "
+                "names: {}",
+                loaded.Where(kPatterns), pattern, layers, NearestParameters(pattern, parameters));
   }
+  if (!some_left) return;
   const auto high = HighPrecisionLayersOf(c.recipe, layers);
-  if (std::none_of(parameters.begin(), parameters.end(), [&](const auto& p) {
-        return FollowsRecipe(p.name) && !high.Contains(p.name);
-      })) {
-    CISTRON_THROW(kBadInput,
-                  "{}: {} leaves no projection of the {} layers in {}; leave a pattern out, or "
-                  "choose precision=bf16",
-                  loaded.Where(kPatterns), FindConfigKey(kPatterns)->get(c), layers,
-                  Name(c.precision));
-  }
+  some_left = std::any_of(parameters.begin(), parameters.end(), [&](const auto& p) {
+    return FollowsRecipe(p.name) && !high.Contains(p.name);
+  });
+  faults.Need(some_left, kBadInput,
+              "{}: {} leaves no projection of the {} layers in {}; leave a pattern out, or "
+              "choose precision=bf16",
+              loaded.Where(kPatterns), FindConfigKey(kPatterns)->get(c), layers, Name(c.precision));
 }
 
 bool IsWordByte(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
-// A message of model::Validate, which speaks of the fields of a config.json, in the keys of a run:
-// "n_group = 2 …" becomes "model.n_group=2 …", after the place of the first one that was set.
+// A message of model::OptionFaults, which speaks of the fields of a config.json, in the keys of a
+// run: "n_group = 2 …" becomes "model.n_group=2 …", after the place of the first one that was set.
 std::string InKeysOfARun(const LoadedConfig& loaded, std::string message) {
   constexpr std::string_view kHead = "Mixtral config: ", kIs = " = ";
   if (message.starts_with(kHead)) message.erase(0, kHead.size());
@@ -241,7 +247,7 @@ std::string InKeysOfARun(const LoadedConfig& loaded, std::string message) {
 // of another recipe are. Neither the default, which a saved configuration has, nor a coefficient
 // of 0, which asks for nothing, was set; nor was what came with a model, as the config.json of
 // every Mixtral has a coefficient without the switch.
-void CheckEffect(const LoadedConfig& loaded) {
+void FindEffectFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
   const model::MixtralConfig& m = loaded.config.model;
   const RunConfig defaults;
   struct Need {
@@ -256,164 +262,156 @@ void CheckEffect(const LoadedConfig& loaded) {
              m.moe_router_enable_expert_bias, "model.moe_router_enable_expert_bias=true"}}) {
     const ConfigKey& key = *FindConfigKey(need.key);
     const std::string value = key.get(loaded.config);
-    if (!need.asks || need.met || !loaded.origins.contains(key.name) ||
-        value == key.get(defaults)) {
-      continue;
-    }
-    CISTRON_THROW(kBadInput, "{}={} has no effect without {}; add that, or remove the key",
-                  loaded.Where(key.name), value, need.remedy);
+    const bool was_set = loaded.origins.contains(key.name) && value != key.get(defaults);
+    faults.Need(!need.asks || need.met || !was_set, kBadInput,
+                "{}={} has no effect without {}; add that, or remove the key",
+                loaded.Where(key.name), value, need.remedy);
   }
 }
 
-void CheckModel(const LoadedConfig& loaded) {
+// True where the model's parameters can be listed.
+bool FindModelFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
   const model::MixtralConfig& m = loaded.config.model;
-  if (m.num_experts_per_tok > m.num_local_experts) {
-    CISTRON_THROW(kBadInput,
-                  "{}: each token would use {} of {} experts; lower "
-                  "model.num_experts_per_tok or raise model.num_local_experts",
-                  loaded.Where("model.num_experts_per_tok"), m.num_experts_per_tok,
-                  m.num_local_experts);
-  }
-  if (m.num_local_experts > kMaxExperts) {
-    CISTRON_THROW(kBadInput, "{}: {} experts; at most {} are supported",
-                  loaded.Where("model.num_local_experts"), m.num_local_experts, kMaxExperts);
-  }
-  if (m.num_experts_per_tok > kMaxExpertsPerToken) {
-    CISTRON_THROW(kBadInput, "{}: {} experts a token; at most {} are supported",
-                  loaded.Where("model.num_experts_per_tok"), m.num_experts_per_tok,
-                  kMaxExpertsPerToken);
-  }
-  if (!m.head_dim && m.hidden_size % m.num_attention_heads != 0) {
-    CISTRON_THROW(kBadInput,
+  const std::size_t before = faults.size();
+  faults.Need(m.num_experts_per_tok <= m.num_local_experts, kBadInput,
+              "{}: each token would use {} of {} experts; lower "
+              "model.num_experts_per_tok or raise model.num_local_experts",
+              loaded.Where("model.num_experts_per_tok"), m.num_experts_per_tok,
+              m.num_local_experts);
+  faults.Need(m.num_local_experts <= kMaxExperts, kBadInput,
+              "{}: {} experts; at most {} are supported", loaded.Where("model.num_local_experts"),
+              m.num_local_experts, kMaxExperts);
+  faults.Need(m.num_experts_per_tok <= kMaxExpertsPerToken, kBadInput,
+              "{}: {} experts a token; at most {} are supported",
+              loaded.Where("model.num_experts_per_tok"), m.num_experts_per_tok,
+              kMaxExpertsPerToken);
+  if (faults.Need(m.head_dim || m.hidden_size % m.num_attention_heads == 0, kBadInput,
                   "{}: hidden size {} is not divisible by {} heads; change one, or set "
                   "model.head_dim",
-                  loaded.Where("model.hidden_size"), m.hidden_size, m.num_attention_heads);
+                  loaded.Where("model.hidden_size"), m.hidden_size, m.num_attention_heads)) {
+    faults.Need(m.HeadDim() % 2 == 0, kBadInput,
+                "{}: head width {} is odd; rotary embedding turns pairs, so it must be "
+                "even",
+                loaded.Where("model.head_dim"), m.HeadDim());
   }
-  if (m.HeadDim() % 2 != 0) {
-    CISTRON_THROW(kBadInput,
-                  "{}: head width {} is odd; rotary embedding turns pairs, so it must be "
-                  "even",
-                  loaded.Where("model.head_dim"), m.HeadDim());
-  }
-  if (m.num_attention_heads % m.num_key_value_heads != 0) {
-    CISTRON_THROW(kBadInput,
-                  "{}: {} query heads cannot share {} key-value heads evenly; one must "
-                  "divide the other",
-                  loaded.Where("model.num_key_value_heads"), m.num_attention_heads,
-                  m.num_key_value_heads);
-  }
-  // The router's options, which must fit together; each is named in the message.
-  try {
-    model::Validate(m);
-  } catch (const Error& e) {
-    CISTRON_THROW(kBadInput, "{}", InKeysOfARun(loaded, e.message()));
-  }
-  CheckEffect(loaded);
+  faults.Need(m.num_attention_heads % m.num_key_value_heads == 0, kBadInput,
+              "{}: {} query heads cannot share {} key-value heads evenly; one must "
+              "divide the other",
+              loaded.Where("model.num_key_value_heads"), m.num_attention_heads,
+              m.num_key_value_heads);
   const std::int64_t ids = data::SmallestVocabulary(loaded.config.data.alphabet);
-  if (m.vocab_size < ids) {
-    CISTRON_THROW(kBadInput,
-                  "{}: vocabulary {} is too small; token ids are byte values, so it must "
-                  "be at least {}",
-                  loaded.Where("model.vocab_size"), m.vocab_size, ids);
+  faults.Need(m.vocab_size >= ids, kBadInput,
+              "{}: vocabulary {} is too small; token ids are byte values, so it must "
+              "be at least {}",
+              loaded.Where("model.vocab_size"), m.vocab_size, ids);
+  // The router's options, which must fit together; each is named in the message.
+  for (const std::string& text : model::OptionFaults(m)) {
+    faults.Need(false, kBadInput, "{}", InKeysOfARun(loaded, text));
   }
+  FindEffectFaults(loaded, faults);
+  if (faults.size() > before) return false;
+  // Sizes beyond any machine.
+  return faults.Check([&] {
+    try {
+      model::Validate(m);
+    } catch (const Error& e) {
+      CISTRON_THROW(kBadInput, "{}", InKeysOfARun(loaded, e.message()));
+    }
+  });
 }
 
-void CheckData(const LoadedConfig& loaded) {
+void FindDataFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
   const RunConfig& c = loaded.config;
-  if (c.data.train.empty()) {
-    CISTRON_THROW(kBadInput,
-                  "data.train names no file; give data.train=FILE or "
-                  "data.train=[FILE, FILE]");
-  }
-  if (!c.data_weights.empty() && c.data_weights.size() != c.data.train.size()) {
-    CISTRON_THROW(kBadInput, "{}: {} mixing weights for {} files of data.train",
-                  loaded.Where("data.weights"), c.data_weights.size(), c.data.train.size());
-  }
+  faults.Need(!c.data.train.empty(), kBadInput,
+              "data.train names no file; give data.train=FILE or "
+              "data.train=[FILE, FILE]");
+  faults.Need(c.data.train.empty() || c.data_weights.empty() ||
+                  c.data_weights.size() == c.data.train.size(),
+              kBadInput, "{}: {} mixing weights for {} files of data.train",
+              loaded.Where("data.weights"), c.data_weights.size(), c.data.train.size());
+  faults.Need(c.data.stride <= c.data.seq_len, kBadInput,
+              "{}={} is larger than data.seq_len={}: it would leave bases between windows unread; "
+              "lower it, or give 0, which stands for seq_len",
+              loaded.Where("data.stride"), c.data.stride, c.data.seq_len);
   const bool by_files = c.data.split.kind == data::SplitRule::Kind::kFiles;
-  if (by_files && c.data.heldout.empty()) {
-    CISTRON_THROW(kBadInput,
-                  "{}: data.split=files holds out the files of data.heldout, which names "
-                  "none",
-                  loaded.Where("data.split"));
-  }
-  if (!by_files && !c.data.heldout.empty()) {
-    CISTRON_THROW(kBadInput, "{}: files are held out only with data.split=files",
-                  loaded.Where("data.heldout"));
-  }
+  faults.Need(!by_files || !c.data.heldout.empty(), kBadInput,
+              "{}: data.split=files holds out the files of data.heldout, which names "
+              "none",
+              loaded.Where("data.split"));
+  faults.Need(by_files || c.data.heldout.empty(), kBadInput,
+              "{}: files are held out only with data.split=files", loaded.Where("data.heldout"));
 }
 
-void CheckBatch(const LoadedConfig& loaded) {
+// True where batches are whole rows.
+bool FindBatchFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
   const RunConfig& c = loaded.config;
   const std::int64_t row = c.data.seq_len;
-  if (loaded.model_known && row > c.model.max_position_embeddings) {
-    CISTRON_THROW(kBadInput,
-                  "{}: rows of {} tokens are longer than model.max_position_embeddings={}; lower "
-                  "one or raise the other",
-                  loaded.Where("data.seq_len"), row, c.model.max_position_embeddings);
-  }
+  faults.Need(!loaded.model_known || row <= c.model.max_position_embeddings, kBadInput,
+              "{}: rows of {} tokens are longer than model.max_position_embeddings={}; lower "
+              "one or raise the other",
+              loaded.Where("data.seq_len"), row, c.model.max_position_embeddings);
+  bool whole = true;
   for (const auto& [key, tokens] : {std::pair{"batch.global_tokens", c.batch.global_tokens},
                                     std::pair{"batch.micro_tokens", c.batch.micro_tokens}}) {
-    if (tokens % row != 0) {
-      CISTRON_THROW(kBadInput,
-                    "{}: {} tokens are not whole rows of data.seq_len={} tokens; the "
-                    "nearest is {}",
-                    loaded.Where(key), tokens, row,
-                    std::max<std::int64_t>(1, (tokens + row / 2) / row) * row);
-    }
+    whole &= faults.Need(tokens % row == 0, kBadInput,
+                         "{}: {} tokens are not whole rows of data.seq_len={} tokens; the "
+                         "nearest is {}",
+                         loaded.Where(key), tokens, row,
+                         std::max<std::int64_t>(1, (tokens + row / 2) / row) * row);
   }
-  if (c.batch.micro_tokens > c.batch.global_tokens) {
-    CISTRON_THROW(kBadInput, "{}: a micro-batch of {} tokens is larger than the global batch of {}",
-                  loaded.Where("batch.micro_tokens"), c.batch.micro_tokens, c.batch.global_tokens);
-  }
+  return faults.Need(c.batch.micro_tokens <= c.batch.global_tokens, kBadInput,
+                     "{}: a micro-batch of {} tokens is larger than the global batch of {}",
+                     loaded.Where("batch.micro_tokens"), c.batch.micro_tokens,
+                     c.batch.global_tokens) &&
+         whole;
 }
 
-void CheckStates(const LoadedConfig& loaded) {
+void FindStateFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
   const RunConfig& c = loaded.config;
-  if (c.optim.gradients == OptimGradients::kBF16 && c.precision == Precision::kFp32) {
-    CISTRON_THROW(kBadInput,
-                  "{}=bf16: gradients in bf16 are for models with bf16 weights, precision=fp32 has "
-                  "fp32 ones; leave the key out, or set precision=bf16",
-                  loaded.Where("optim.gradients"));
-  }
-  if (c.HasMasters() || c.precision == Precision::kBf16) return;
-  CISTRON_THROW(kBadInput, "{}=bf16: states in bf16 without masters are for precision=bf16; {} {}",
-                loaded.Where("optim.states"), Name(c.precision),
-                c.precision == Precision::kFp32 ? "has fp32 weights, which are their own masters"
-                                                : "quantises its weights from fp32 masters");
+  const bool fp32 = c.precision == Precision::kFp32;
+  faults.Need(c.optim.gradients != OptimGradients::kBF16 || !fp32, kBadInput,
+              "{}=bf16: gradients in bf16 are for models with bf16 weights, precision=fp32 has "
+              "fp32 ones; leave the key out, or set precision=bf16",
+              loaded.Where("optim.gradients"));
+  faults.Need(c.HasMasters() || c.precision == Precision::kBf16, kBadInput,
+              "{}=bf16: states in bf16 without masters are for precision=bf16; {} {}",
+              loaded.Where("optim.states"), Name(c.precision),
+              fp32 ? "has fp32 weights, which are their own masters"
+                   : "quantises its weights from fp32 masters");
 }
 
-void CheckSchedule(const LoadedConfig& loaded) {
-  if (loaded.config.profile.last > loaded.config.train.steps) {
-    CISTRON_THROW(kBadInput, "{}: the run ends with step {}; name earlier ones",
-                  loaded.Where("profile"), loaded.config.train.steps);
-  }
+void FindScheduleFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
+  faults.Need(loaded.config.profile.last <= loaded.config.train.steps, kBadInput,
+              "{}: the run ends with step {}; name earlier ones", loaded.Where("profile"),
+              loaded.config.train.steps);
   const Schedule s = loaded.config.MakeSchedule();
-  if (s.warmup_steps > s.decay_end) {
-    const char* end = loaded.config.optim.decay_end > 0 ? "optim.decay_end" : "train.steps";
-    // A tenth, as is usual.
-    CISTRON_THROW(
-        kBadInput, "{}={}: the {} ends before its warm-up does, {}={}; add optim.warmup_steps={}",
-        loaded.Where(end), s.decay_end, loaded.config.optim.decay_end > 0 ? "rate's decay" : "run",
-        loaded.Where("optim.warmup_steps"), s.warmup_steps, s.decay_end / 10);
-  }
+  const bool by_key = loaded.config.optim.decay_end > 0;
+  // A tenth, as is usual.
+  faults.Need(s.warmup_steps <= s.decay_end, kBadInput,
+              "{}={}: the {} ends before its warm-up does, {}={}; add optim.warmup_steps={}",
+              loaded.Where(by_key ? "optim.decay_end" : "train.steps"), s.decay_end,
+              by_key ? "rate's decay" : "run", loaded.Where("optim.warmup_steps"), s.warmup_steps,
+              s.decay_end / 10);
 }
 
-void CheckOutput(const LoadedConfig& loaded) {
-  if (!loaded.config.output.empty()) return;
-  CISTRON_THROW(kBadInput, "output names no directory; give output=DIRECTORY");
+void FindOutputFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
+  faults.Need(!loaded.config.output.empty(), kBadInput,
+              "output names no directory; give output=DIRECTORY");
 }
 
 // Those that ask for what others have found wrong come only where these have found nothing.
 void FindStepFaults(const LoadedConfig& loaded, ConfigFaults& faults) {
-  faults.Check([&] { CheckText(loaded); });
-  const bool supported = faults.Check([&] { CheckSupported(loaded); });
-  const bool model = loaded.model_known && faults.Check([&] { CheckModel(loaded); });
-  const bool batch = faults.Check([&] { CheckBatch(loaded); });
-  if (model) faults.Check([&] { CheckHighPrecisionLayers(loaded); });
-  if (model && batch) faults.Check([&] { CheckRanks(loaded); });
-  if (supported) faults.Check([&] { CheckTravellingRows(loaded); });
-  faults.Check([&] { CheckSchedule(loaded); });
-  faults.Check([&] { CheckStates(loaded); });
+  FindTextFaults(loaded, faults);
+  FindDeviceFaults(loaded, faults);
+  const bool recipe = FindRecipeFaults(loaded, faults);
+  const bool model = loaded.model_known && FindModelFaults(loaded, faults);
+  const bool batch = FindBatchFaults(loaded, faults);
+  if (model) FindHighPrecisionLayerFaults(loaded, faults);
+  const bool ranks = !loaded.model_known || FindExpertRankFaults(loaded, faults);
+  if (batch && ranks) FindRowRankFaults(loaded, faults);
+  if (recipe) FindTravellingRowFaults(loaded, faults);
+  FindScheduleFaults(loaded, faults);
+  FindStateFaults(loaded, faults);
 }
 
 }  // namespace
@@ -428,8 +426,8 @@ void CheckRunConfig(const LoadedConfig& loaded, bool needs_device) {
   ConfigFaults faults = loaded.faults;
   FindStepFaults(loaded, faults);
   if (needs_device) faults.Check([&] { CheckDevices(loaded); });
-  faults.Check([&] { CheckData(loaded); });
-  faults.Check([&] { CheckOutput(loaded); });
+  FindDataFaults(loaded, faults);
+  FindOutputFaults(loaded, faults);
   faults.Throw();
 }
 

@@ -182,9 +182,49 @@ TEST(RunConfig, FaultsAreToldTogether) {
 TEST(RunConfig, FaultsOfValuesThatDoNotFitAreToldTogether) {
   const std::string error = ErrorOf(
       "", {"model.hidden_size=130", "optim.warmup_steps=2000", "parallel.ep=3", "output=run"});
-  EXPECT_THAT(error, AllOf(HasSubstr("3 faults"), HasSubstr("not divisible by 4 heads"),
+  // Rows for three ranks are no matter where there cannot be three.
+  EXPECT_THAT(error, AllOf(HasSubstr("4 faults"), HasSubstr("not divisible by 4 heads"),
                            HasSubstr("optim.warmup_steps (the command line)"),
-                           HasSubstr("data.train names no file"), Not(HasSubstr("parallel.ep"))));
+                           HasSubstr("data.train names no file"),
+                           HasSubstr("8 experts cannot be dealt evenly to 3 ranks"),
+                           Not(HasSubstr("rows"))));
+}
+
+// Of every part all faults that do not follow from each other, and no more.
+TEST(RunConfig, NoFaultHidesOthersOfItsPart) {
+  struct Case {
+    std::vector<std::string> keys, told;
+  };
+  const std::vector<Case> cases = {
+      {{"recipe.margin=1", "recipe.weights_2d=on"}, {"recipe.margin", "recipe.weights_2d"}},
+      {{"precision=mxfp8", "recipe.first_layers_bf16=99", "recipe.bf16_patterns=[\"x\",\"y\"]"},
+       {"no layer in mxfp8", "'x' matches no", "'y' matches no"}},
+      {{"model.num_experts_per_tok=33", "model.num_local_experts=514"},
+       {"514 experts; at most", "33 experts a token; at most"}},
+      {{"model.num_experts_per_tok=9", "model.hidden_size=130", "model.num_key_value_heads=3",
+        "model.vocab_size=64", "model.n_group=2", "model.moe_router_pre_softmax=true",
+        "model.moe_router_bias_update_rate=0.01"},
+       {"9 of 8 experts", "not divisible by 4 heads", "3 key-value heads", "vocabulary 64",
+        "model.n_group=2 needs", "model.moe_router_pre_softmax takes", "0.01 has no effect"}},
+      {{"model.n_group=3", "model.topk_group=4", "model.moe_router_enable_expert_bias=true",
+        "model.eos_token_id=256"},
+       {"exceeds model.n_group=3", "model.n_group=3 needs", "does not divide model.num_local",
+        "does not divide model.num_experts_per_tok", "expert_bias=true needs",
+        "model.eos_token_id is 256"}},
+      {{"data.weights=[1,2]", "data.heldout=b.fa", "data.stride=257"},
+       {"2 mixing weights", "held out only with", "data.stride (the command line)=257"}},
+      {{"data.seq_len=640", "data.stride=0", "model.max_position_embeddings=600",
+        "batch.global_tokens=2000", "batch.micro_tokens=5000", "parallel.dp=7"},
+       {"rows of 640 tokens", "the nearest is 1920", "the nearest is 5120", "of 5000 tokens is"}},
+      {{"profile=steps:2000-2001", "optim.warmup_steps=2000"}, {"profile", "before its warm-up"}},
+      {{"optim.gradients=bf16", "optim.states=bf16"}, {"optim.gradients", "optim.states"}},
+      {{"parallel.ep=3", "parallel.ep_rows=quantized"}, {"dealt evenly to 3", "ep_rows"}},
+  };
+  for (const Case& c : cases) {
+    const std::string error = ErrorOf("", Join(kLegal, c.keys));
+    EXPECT_THAT(error, HasSubstr(fmt::format("has {} faults:", c.told.size())));
+    for (const std::string& text : c.told) EXPECT_THAT(error, HasSubstr(text));
+  }
 }
 
 // Files that are missing are faults among others. What a model that cannot be read would say of
@@ -212,10 +252,10 @@ TEST(RunConfig, MissingFilesAreToldWithOtherFaults) {
     return told;
   };
   EXPECT_THAT(error({"model.num_attention_heads=3"}),
-              AllOf(HasSubstr("has 4 faults"), HasSubstr("data.train: " + nowhere + "a.fa"),
+              AllOf(HasSubstr("has 5 faults"), HasSubstr("data.train: " + nowhere + "a.fa"),
                     HasSubstr("sought as\n    " + nowhere + "a.fa\n  data.train"),
                     HasSubstr("data.train: " + nowhere + "b.fa"), HasSubstr("3 heads"),
-                    HasSubstr("optim.warmup_steps")));
+                    HasSubstr("3 query heads"), HasSubstr("optim.warmup_steps")));
   EXPECT_THAT(error({"model.num_attention_heads=3", "init.from=" + nowhere + "model"}),
               AllOf(HasSubstr("has 4 faults"), HasSubstr("b.fa"), HasSubstr(nowhere + "model"),
                     HasSubstr("optim.warmup_steps"), Not(HasSubstr("3 heads"))));
