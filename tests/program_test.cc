@@ -264,46 +264,108 @@ TEST_F(ProgramTest, ExplainNeedsNoGpu) {
 }
 
 // As a run asks: packed proteins with heads of 64, and rows of a genome with heads of 32, have
-// attention of our own kernels; rows of a genome with heads of 64 have cuDNN's.
+// attention of our own kernels; rows of a genome with heads of 64 have cuDNN's. How long sequences
+// are comes from the data where that is there, and is said to be assumed where not.
 TEST_F(ProgramTest, ExplainNamesTheAttentionThatRuns) {
   struct Case {
-    const char *alphabet, *head_dim, *attention;
+    std::vector<std::string> keys;
+    const char *attention, *sequences;
   };
-  for (const Case& c :
-       {Case{"protein", "64", "flash"}, Case{"dna", "32", "flash"}, Case{"dna", "64", "cudnn"}}) {
-    std::vector<std::string> arguments = tiny_.Overrides(
-        "run", {"device=cuda", "precision=bf16", fmt::format("data.alphabet={}", c.alphabet),
-                fmt::format("model.head_dim={}", c.head_dim)});
+  const std::string rows = ">r\n" + Bases(4096) + "\n", missing = tiny_.path("no.fa").string();
+  const std::string full = "data.train=" + File("rows.fa", rows), none = "data.train=[]";
+  const std::string split = "data.split=none", protein = "data.alphabet=protein";
+  const std::vector<Case> cases = {
+      {{protein, "model.head_dim=64", none},
+       "flash",
+       "assumed to be 16 tokens long on average, half of data.seq_len=32, since data.train names "
+       "no file"},
+      {{protein, "model.head_dim=64", "data.train=" + missing, "data.seq_len=1024",
+        "model.max_position_embeddings=1024", "batch.global_tokens=1024"},
+       "flash",
+       "assumed to be 350 tokens long on average, as proteins of UniProt are, since the files of "
+       "data.train are not all here"},
+      {{protein, "model.head_dim=64",
+        "data.train=" + File("short.fa", ">a\nMKTAYIAKQR\n>b\n" + std::string(34, 'M') + "\n" +
+                                             std::string(400, 'M') + "\n"),
+        split},
+       "flash",
+       // Of 10 and 434 residues: one window of 10, and 14 of 32, the last of which begins earlier.
+       "those of data.train, cut at data.seq_len=32, are 31 tokens long on average"},
+      {{"model.head_dim=32", none},
+       "flash",
+       "assumed to fill rows of data.seq_len=32, since data.train names no file"},
+      {{"model.head_dim=64", none}, "cudnn", "assumed to fill rows"},
+      {{"model.head_dim=64", full, split},
+       "cudnn",
+       "all those of data.train fill rows of data.seq_len=32"},
+  };
+  for (const Case& c : cases) {
+    std::vector<std::string> arguments =
+        tiny_.Overrides("run", {"device=cuda", "precision=bf16", "output="});
+    arguments.insert(arguments.end(), c.keys.begin(), c.keys.end());
     arguments.insert(arguments.begin(), {"train", "--explain"});
     const Result r = Run(arguments);
     EXPECT_EQ(r.status, 0) << r.err;
     EXPECT_THAT(r.out, ContainsRegex(fmt::format("\n  attention +{}\n", c.attention)));
+    EXPECT_THAT(r.out, HasSubstr(fmt::format("\nsequences: {}", c.sequences)));
   }
 }
 
+TEST_F(ProgramTest, ExplainSaysWhichLayoutItIsOf) {
+  const auto explain = [this](const std::vector<std::string>& keys) {
+    std::vector<std::string> arguments = tiny_.Overrides("run", keys);
+    arguments.insert(arguments.begin(), {"train", "--explain"});
+    const Result r = Run(arguments);
+    EXPECT_EQ(r.status, 0) << r.err;
+    return r.out;
+  };
+  EXPECT_THAT(explain({}),
+              StartsWith("layout: 1 rank, parallel.dp=1 parallel.ep=1 parallel.shard=none\n"));
+  const std::string four = explain({"parallel.dp=2", "parallel.ep=2", "parallel.shard=full"});
+  EXPECT_THAT(four, StartsWith("layout: 4 ranks, parallel.dp=2 parallel.ep=2 parallel.shard=full; "
+                               "what follows is of one of them, with 2 of 4 experts a layer\n"));
+  EXPECT_THAT(four, HasSubstr("for the 32 tokens of a micro-batch"));
+}
+
 TEST_F(ProgramTest, LaunchWithoutANumberOfRanksSaysWhichToGive) {
-  const Result given =
-      Run({"launch", "train", "--config-name", "L0_sanity", "parallel.ep=2", "parallel.dp=3"});
-  EXPECT_EQ(given.status, 2);
-  EXPECT_THAT(given.err,
-              HasSubstr("write `cistron launch -n 6 train --config-name L0_sanity parallel.ep=2 "
-                        "parallel.dp=3`"));
-  const Result preset = Run({"launch", "train", "--config-name", "L1_8x7B_ep"});
-  EXPECT_EQ(preset.status, 2);
-  EXPECT_THAT(preset.err, AllOf(HasSubstr("-n N train --config-name L1_8x7B_ep`"),
-                                HasSubstr("as in `cistron launch -n 2 ")));
-  EXPECT_THAT(Run({"launch"}).err, HasSubstr("write `cistron launch -n N train"));
+  const auto launch = [this](const std::vector<std::string>& words) {
+    std::vector<std::string> arguments = {"launch"};
+    arguments.insert(arguments.end(), words.begin(), words.end());
+    const Result r = Run(arguments);
+    EXPECT_EQ(r.status, 2);
+    EXPECT_EQ(r.out, "");
+    return r.err;
+  };
+  const std::string name = "--config-name";
+  EXPECT_THAT(launch({"train", name, "L0_sanity", "parallel.ep=2", "parallel.dp=4"}),
+              HasSubstr("write `cistron launch -n 8 train --config-name L0_sanity parallel.ep=2 "
+                        "parallel.dp=4`\n"));
+  // The layout of a preset, which needs no data here, whatever stands around its name.
+  EXPECT_THAT(launch({"train", name, "L1_8x7B_ep"}), HasSubstr("launch -n 8 train --config-name "));
+  EXPECT_THAT(launch({"train", "--no-report", "seed=2", name + "=L1_8x7B_ep", "parallel.dp=2"}),
+              HasSubstr("launch -n 16 train --no-report"));
+  EXPECT_THAT(launch({"train", "--ranks", "4", name, "L1_8x7B_ep"}), HasSubstr("launch -n 8 "));
   // The last value of a key counts, as it does in a configuration.
-  EXPECT_THAT(
-      Run({"launch", "train", "parallel.ep=x", "parallel.dp=3", "parallel.ep=4", "parallel.ep=2"})
-          .err,
-      HasSubstr("launch -n 6 train"));
-  // No number is named that launch would refuse.
-  for (const char* ep : {"parallel.ep=4097", "parallel.ep=3000", "parallel.ep=0"}) {
-    EXPECT_THAT(Run({"launch", "train", "parallel.dp=2000", ep}).err,
-                HasSubstr("launch -n N train"))
-        << ep;
+  EXPECT_THAT(launch({"train", "parallel.dp=2", "parallel.ep=4", "parallel.ep=2"}),
+              HasSubstr("launch -n 4 train"));
+  // Where nothing says how many.
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{}, {"info"}, {"train", name, "L0_sanity"}}) {
+    EXPECT_THAT(launch(words), AllOf(HasSubstr("write `cistron launch -n N "),
+                                     HasSubstr("as in `cistron launch -n 2 ")));
   }
+  // No number that the run would refuse.
+  for (const auto& [keys, told] :
+       {std::pair{std::vector<std::string>{"parallel.ep=2", "parallel.dp=3"},
+                  "rows of 256 tokens cannot be dealt evenly to 6 ranks"},
+        {{"parallel.ep=3"}, "8 experts cannot be dealt evenly to 3 ranks"},
+        {{"parallel.ep=x"}, "parallel.ep=x is not a whole number"},
+        {{"parallel.dp=2000", "parallel.ep=3000"}, "cannot be dealt evenly"}}) {
+    std::vector<std::string> words = {"train", name, "L0_sanity"};
+    words.insert(words.end(), keys.begin(), keys.end());
+    EXPECT_THAT(launch(words), AllOf(HasSubstr(told), Not(HasSubstr("launch -n"))));
+  }
+  EXPECT_THAT(launch({"train", name, "L0_santy"}), HasSubstr("there is no preset 'L0_santy'"));
 }
 
 TEST_F(ProgramTest, PlanNeedsNeitherDataNorDevice) {

@@ -49,7 +49,7 @@ class BaselineCommand final : public Command {
           config_name_.empty() ? std::filesystem::path() : train::FindPreset(config_name_);
       loaded = train::LoadRunConfig(preset, words_);
       train::ResolveDataPaths(loaded, preset);
-      loaded.faults.Throw();
+      loaded.data_faults.Throw();
     }
     const data::DataConfig& config = loaded.config.data;
     if (config.train.empty()) {

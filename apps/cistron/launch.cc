@@ -12,7 +12,6 @@
 
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -21,6 +20,7 @@
 #include <filesystem>
 #include <optional>
 #include <sstream>
+#include <string_view>
 
 #include "apps/cistron/commands.h"
 #include "apps/cistron/launched_rank.h"
@@ -31,6 +31,7 @@
 #include "cistron/base/threads.h"
 #include "cistron/comm/inproc.h"
 #include "cistron/comm/mpi/mpi.h"
+#include "cistron/train/run_config.h"
 
 namespace cistron::app {
 namespace {
@@ -204,15 +205,15 @@ class LaunchCommand final : public Command {
                     launched->start);
     }
     if (ranks_ == 0) {
-      const std::string ranks = RanksOfCommand();
+      const std::int64_t ranks = RanksOfCommand();
       CISTRON_THROW(kInvalidArgument,
                     "launch: -n says how many ranks to start, parallel.dp times parallel.ep of "
                     "them; write `cistron launch -n {} {}`{}",
-                    ranks,
+                    ranks == 0 ? "N" : std::to_string(ranks),
                     command_.empty() ? "train …" : fmt::format("{}", fmt::join(command_, " ")),
-                    ranks == "N" ? ", as in `cistron launch -n 2 train --config-name L0_sanity "
-                                   "parallel.ep=2`"
-                                 : "");
+                    ranks == 0 ? ", as in `cistron launch -n 2 train --config-name L0_sanity "
+                                 "parallel.ep=2`"
+                               : "");
     }
     if (ranks_ < 1 || ranks_ > comm::kMostThreads) {
       CISTRON_THROW(kInvalidArgument, "-n {}: give the number of ranks, 1…{}", ranks_,
@@ -235,25 +236,28 @@ class LaunchCommand final : public Command {
   }
 
  private:
-  // By the layout that the command line gives, where a key's last value counts; "N" where the
-  // layout is the preset's, or none that can be launched.
-  std::string RanksOfCommand() const {
-    constexpr std::array<std::string_view, 2> kKeys = {"parallel.dp=", "parallel.ep="};
-    std::array<std::optional<std::int64_t>, 2> values;
-    for (const std::string& word : command_) {
-      for (std::size_t i = 0; i < kKeys.size(); ++i) {
-        if (!word.starts_with(kKeys[i])) continue;
-        std::int64_t n = 0;
-        const char* const end = word.data() + word.size();
-        const auto [stop, error] = std::from_chars(word.data() + kKeys[i].size(), end, n);
-        values[i] = error == std::errc() && stop == end ? n : 0;
+  // Of the run that the command names, whose configuration it must pass; 0 without a command, or
+  // where its layout is of one rank, or of more than can be launched.
+  std::int64_t RanksOfCommand() const {
+    if (command_.empty() || command_[0] != "train") return 0;
+    std::string preset;
+    std::vector<std::string> overrides;
+    for (std::size_t i = 1; i < command_.size(); ++i) {
+      constexpr std::string_view kPreset = "--config-name", kRanks = "--ranks";
+      const std::string& word = command_[i];
+      if ((word == kPreset || word == kRanks) && i + 1 < command_.size()) {
+        if (word == kPreset) preset = command_[i + 1];
+        ++i;
+      } else if (word.starts_with(std::string(kPreset) + "=")) {
+        preset = word.substr(kPreset.size() + 1);
+      } else if (!word.starts_with("-")) {
+        overrides.push_back(word);
       }
     }
-    if (!values[0] && !values[1]) return "N";
-    const std::int64_t dp = values[0].value_or(1), ep = values[1].value_or(1);
-    const std::int64_t most = comm::kMostThreads;
-    if (dp < 1 || ep < 1 || dp > most || ep > most || dp * ep > most) return "N";
-    return std::to_string(dp * ep);
+    const train::LoadedConfig loaded = train::LoadRun(preset, overrides);
+    train::CheckStep(loaded);
+    const std::int64_t ranks = loaded.config.Ranks();
+    return ranks > 1 && ranks <= comm::kMostThreads ? ranks : 0;
   }
 
   static std::string Self() { return fs::read_symlink("/proc/self/exe").string(); }

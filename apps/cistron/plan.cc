@@ -170,10 +170,7 @@ class PlanCommand final : public Command {
 
   train::StepProblem OfConfig() {
     RefuseOptionsOfShapes();
-    const auto preset =
-        config_name_.empty() ? std::filesystem::path() : train::FindPreset(config_name_);
-    train::LoadedConfig loaded = train::LoadRunConfig(preset, overrides_);
-    train::ResolveInit(loaded);
+    const train::LoadedConfig loaded = train::LoadRun(config_name_, overrides_);
     train::CheckStep(loaded);
     return train::StepProblemOf(loaded.config);
   }

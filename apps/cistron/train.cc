@@ -66,7 +66,7 @@ class TrainCommand final : public Command {
                    "preset of configs/ (or of $CISTRON_CONFIG_PATH), or a path to a YAML file");
     options.Flag("--explain", explain_,
                  "print which implementation runs each op, how the experts are fused, and why, and "
-                 "exit");
+                 "exit; needs neither the device nor the data, and reads the data where it is");
     options.Flag("--keys", keys_, "print the keys of a configuration and exit");
     options.Flag("--print-config", print_config_, "print the effective configuration and exit");
     options.Flag("--no-report", no_report_, "leave out the Markov baseline and report.html");
@@ -97,7 +97,7 @@ class TrainCommand final : public Command {
       const int status = TrainAsRank(*launched, hooks, config, outcome);
       if (status != kOk || launched->rank != 0) return status;
     } else {
-      const train::LoadedConfig loaded = Load();
+      const train::LoadedConfig loaded = train::LoadRun(config_name_, overrides_);
       train::CheckRunConfig(loaded);
       config = loaded.config;
       outcome = TrainOnThreads(loaded, hooks);
@@ -111,21 +111,12 @@ class TrainCommand final : public Command {
   }
 
  private:
-  train::LoadedConfig Load() const {
-    const auto preset =
-        config_name_.empty() ? std::filesystem::path() : train::FindPreset(config_name_);
-    train::LoadedConfig loaded = train::LoadRunConfig(preset, overrides_);
-    train::ResolveDataPaths(loaded, preset);
-    train::ResolveInit(loaded);
-    return loaded;
-  }
-
   void Print() const {
     if (keys_) {
       fmt::print("{}", train::DescribeConfigKeys());
       return;
     }
-    const train::LoadedConfig loaded = Load();
+    const train::LoadedConfig loaded = train::LoadRun(config_name_, overrides_);
     if (print_config_) {
       // A preset may leave its data to the user, and its device elsewhere.
       train::CheckStep(loaded);
@@ -173,7 +164,7 @@ class TrainCommand final : public Command {
     try {
       CISTRON_CHECK(ranks_ == 0, "--ranks makes ranks of threads; leave it out under `{}`",
                     rank.start);
-      loaded = Load();
+      loaded = train::LoadRun(config_name_, overrides_);
       train::CheckRunConfig(loaded);
     } catch (const std::exception&) {
       refused = std::current_exception();

@@ -422,12 +422,20 @@ void CheckStep(const LoadedConfig& loaded) {
   faults.Throw();
 }
 
-void CheckRunConfig(const LoadedConfig& loaded, bool needs_device) {
-  ConfigFaults faults = loaded.faults;
+void CheckRunConfig(const LoadedConfig& loaded) {
+  ConfigFaults faults = loaded.data_faults;
+  faults.Add(loaded.faults);
   FindStepFaults(loaded, faults);
-  if (needs_device) faults.Check([&] { CheckDevices(loaded); });
+  faults.Check([&] { CheckDevices(loaded); });
   FindDataFaults(loaded, faults);
   FindOutputFaults(loaded, faults);
+  faults.Throw();
+}
+
+void CheckExplained(const LoadedConfig& loaded) {
+  ConfigFaults faults = loaded.faults;
+  FindStepFaults(loaded, faults);
+  if (loaded.HasData()) FindDataFaults(loaded, faults);
   faults.Throw();
 }
 

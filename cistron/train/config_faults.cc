@@ -21,6 +21,10 @@ bool ConfigFaults::Check(const std::function<void()>& check) {
   }
 }
 
+void ConfigFaults::Add(const ConfigFaults& others) {
+  faults_.insert(faults_.end(), others.faults_.begin(), others.faults_.end());
+}
+
 void ConfigFaults::Throw() const {
   if (faults_.empty()) return;
   if (faults_.size() == 1) throw faults_.front();

@@ -23,6 +23,7 @@ class ConfigFaults {
     if (!holds) faults_.emplace_back(code, fmt::format(text, std::forward<Args>(args)...));
     return holds;
   }
+  void Add(const ConfigFaults& others);
   std::size_t size() const { return faults_.size(); }
   // Throws the one fault that was found, or all of them in one error, one below the other in the
   // order in which they were found; nothing where there is none.

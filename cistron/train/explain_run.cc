@@ -8,6 +8,8 @@
 
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
+#include "cistron/data/corpus.h"
+#include "cistron/data/stream.h"
 #include "cistron/model/mixtral.h"
 #include "cistron/ops/activation/scaled_activation.h"
 #include "cistron/tensor/cuda_backend.h"
@@ -95,15 +97,60 @@ std::string WhyNotHere(Device device) {
   }
 }
 
-}  // namespace
+// How long the windows of a run are, and of people: where that is from.
+struct Windows {
+  data::WindowLengths lengths;
+  std::string text;
+};
 
-data::WindowLengths AssumedWindows(const data::DataConfig& config) {
+// Without data: genomes fill rows, proteins and bytes are packed.
+Windows AssumedWindows(const LoadedConfig& loaded) {
+  const data::DataConfig& config = loaded.config.data;
+  const std::string why = config.train.empty() ? "data.train names no file"
+                                               : "the files of data.train are not all here";
   const std::int64_t row = config.seq_len;
-  if (data::AlphabetSize(config.alphabet) == 4) return {row, row, static_cast<double>(row), 0};
+  if (data::AlphabetSize(config.alphabet) == 4) {
+    return {{row, row, static_cast<double>(row), 0},
+            fmt::format("assumed to fill rows of data.seq_len={}, since {}", row, why)};
+  }
   // About the mean of UniProt's proteins; as wide as lengths that are distributed exponentially.
-  const double mean = std::min(350.0, 0.5 * static_cast<double>(row));
-  return {1, row, std::max(mean, 1.0), mean * mean};
+  constexpr double kProtein = 350;
+  const double half = std::max(0.5 * static_cast<double>(row), 1.0);
+  const double mean = std::min(kProtein, half);
+  return {{1, row, mean, mean * mean},
+          fmt::format("assumed to be {:.0f} tokens long on average, {}, since {}", mean,
+                      half < kProtein ? fmt::format("half of data.seq_len={}", row)
+                                      : std::string("as proteins of UniProt are"),
+                      why)};
 }
+
+Windows WindowsOf(const LoadedConfig& loaded) {
+  if (!loaded.HasData()) return AssumedWindows(loaded);
+  const RunConfig& config = loaded.config;
+  const data::WindowLengths lengths = data::TrainingStream(data::Corpus::Open(DataOf(config)),
+                                                           config.seed, config.batch.global_tokens)
+                                          .window_lengths();
+  return {lengths, lengths.shortest >= config.data.seq_len
+                       ? fmt::format("all those of data.train fill rows of data.seq_len={}",
+                                     config.data.seq_len)
+                       : fmt::format("those of data.train, cut at data.seq_len={}, are {:.0f} "
+                                     "tokens long on average",
+                                     config.data.seq_len, lengths.mean)};
+}
+
+// Which part of the run one rank is, whose ops are told.
+std::string LayoutText(const RunConfig& config) {
+  const auto& p = config.parallel;
+  const std::int64_t ranks = config.Ranks(), experts = config.model.num_local_experts;
+  const std::string layout =
+      fmt::format("{} rank{}, parallel.dp={} parallel.ep={} parallel.shard={}", ranks,
+                  ranks == 1 ? "" : "s", p.dp, p.ep, FindConfigKey("parallel.shard")->get(config));
+  if (ranks == 1) return layout;
+  return layout + fmt::format("; what follows is of one of them, with {} of {} experts a layer",
+                              experts / p.ep, experts);
+}
+
+}  // namespace
 
 std::vector<ops::OpChoice> ChooseImplementations(const ops::Context& ctx, const RunConfig& config,
                                                  const data::WindowLengths& windows) {
@@ -144,14 +191,14 @@ void CheckImplementations(const ops::Context& ctx, const std::vector<ops::OpChoi
 }
 
 std::string ExplainRun(const LoadedConfig& loaded) {
-  CheckRunConfig(loaded, /*needs_device=*/false);
+  CheckExplained(loaded);
   const RunConfig& config = loaded.config;
   if (config.threads > 0) SetNumThreads(static_cast<int>(config.threads));
   const Device device = config.ComputeDevice();
   const std::string why_not_here = WhyNotHere(device);
   const ops::Context ctx = ops::Context::ForQuestions(device).WithStrict(config.strict);
-  const data::WindowLengths windows = AssumedWindows(config.data);
-  const auto choices = ChooseImplementations(ctx, config, windows);
+  const Windows windows = WindowsOf(loaded);
+  const auto choices = ChooseImplementations(ctx, config, windows.lengths);
   ops::CheckThatAllRun(ctx, choices);
   SpecStore store;
   nn::LocalTokenDispatcher dispatcher(config.model.num_local_experts);
@@ -171,14 +218,12 @@ std::string ExplainRun(const LoadedConfig& loaded) {
           ? ""
           : "as on a GPU that has all kernels; here nothing runs on one: " + why_not_here + "\n";
   return fmt::format(
-      "implementations on {} in {}, for the {} tokens of a micro-batch, {} (CISTRON_IMPL chooses "
-      "others; `cistron info --ops` lists all)\n{}{}{}{}\nfusion of the experts\n{}",
-      ToString(ctx.device()), Name(config.precision),
-      config.RowsPerMicroBatch() * config.data.seq_len,
-      windows.shortest == windows.longest
-          ? "taken to be rows of one sequence each"
-          : fmt::format("taken to be packed from sequences of {:.0f} on average", windows.mean),
-      elsewhere, ops::FormatChosen(choices), gradients, RecipeText(config), model.ExplainExperts());
+      "layout: {}\nsequences: {}\nimplementations on {} in {}, for the {} tokens of a micro-batch "
+      "(CISTRON_IMPL chooses others; `cistron info --ops` lists all)\n{}{}{}{}\n"
+      "fusion of the experts\n{}",
+      LayoutText(config), windows.text, ToString(ctx.device()), Name(config.precision),
+      config.RowsPerMicroBatch() * config.data.seq_len, elsewhere, ops::FormatChosen(choices),
+      gradients, RecipeText(config), model.ExplainExperts());
 }
 
 }  // namespace cistron::train

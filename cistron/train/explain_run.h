@@ -15,8 +15,6 @@ namespace cistron::train {
 // lengths.
 std::vector<ops::OpChoice> ChooseImplementations(const ops::Context& ctx, const RunConfig& config,
                                                  const data::WindowLengths& windows);
-// What they are taken to be before data is read: genomes fill rows, proteins and bytes are packed.
-data::WindowLengths AssumedWindows(const data::DataConfig& config);
 
 // Throws kUnsupported where an op has no implementation that runs, or the one that CISTRON_IMPL
 // asks for refuses; under strict=true also where a better one refuses or a fusion of the experts

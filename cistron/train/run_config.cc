@@ -249,7 +249,7 @@ void ResolveDataPaths(LoadedConfig& loaded, const fs::path& preset) {
   };
   const auto resolve_all = [&](const char* key, std::vector<data::FileSpec>& files) {
     for (data::FileSpec& file : files) {
-      loaded.faults.Check([&] {
+      loaded.data_faults.Check([&] {
         const std::string name = file.path.string(), tried = resolve(file.path);
         if (tried.empty()) return;
         CISTRON_THROW(kNotFound, "{}: {}: there is no such file; sought as{}", key, name, tried);
@@ -260,6 +260,22 @@ void ResolveDataPaths(LoadedConfig& loaded, const fs::path& preset) {
   resolve_all("data.train", config.data.train);
   resolve_all("data.heldout", config.data.heldout);
   if (!config.init.from.empty()) resolve(config.init.from);
+}
+
+LoadedConfig LoadRun(const std::string& preset, const std::vector<std::string>& overrides) {
+  const fs::path file = preset.empty() ? fs::path() : FindPreset(preset);
+  LoadedConfig loaded = LoadRunConfig(file, overrides);
+  ResolveDataPaths(loaded, file);
+  ResolveInit(loaded);
+  return loaded;
+}
+
+data::DataConfig DataOf(const RunConfig& config) {
+  data::DataConfig data = config.data;
+  for (std::size_t i = 0; i < config.data_weights.size(); ++i) {
+    data.train[i].weight = config.data_weights[i];
+  }
+  return data;
 }
 
 DType GradientDType(Precision precision, OptimStates states, OptimGradients gradients,

@@ -170,10 +170,13 @@ std::string ToString(
 struct LoadedConfig {
   RunConfig config;
   std::map<std::string, ConfigOrigin> origins;
-  // What ResolveDataPaths and ResolveInit have found, told by CheckStep and CheckRunConfig.
+  // What ResolveInit has found, told by all checks.
   ConfigFaults faults = {};
+  // Files of data that ResolveDataPaths has not found, told by CheckRunConfig.
+  ConfigFaults data_faults = {};
   bool model_known = true;  // false: it is that of init.from, which cannot be read
 
+  bool HasData() const { return !config.data.train.empty() && data_faults.size() == 0; }
   // "model.hidden_size (configs/x.yaml:3)", or the key alone when it has its default.
   std::string Where(const std::string& key) const;
 };
@@ -195,8 +198,8 @@ std::vector<std::filesystem::path> PresetFolders();
 
 // Relative data files that do not exist from the working directory are sought beside the preset and
 // one folder above it, so that a preset's own files are found from anywhere. Makes them absolute.
-// Adds to loaded.faults, kNotFound with the places tried, each that is nowhere; init.from may be
-// missing, since a run that is resumed does not need it.
+// Adds to loaded.data_faults, kNotFound with the places tried, each that is nowhere; init.from may
+// be missing, since a run that is resumed does not need it.
 void ResolveDataPaths(LoadedConfig& loaded, const std::filesystem::path& preset);
 
 // With init.from, the model's architecture is that of its weights: it replaces the preset's. Adds
@@ -204,13 +207,21 @@ void ResolveDataPaths(LoadedConfig& loaded, const std::filesystem::path& preset)
 // another value. (Here: init_from.cc.)
 void ResolveInit(LoadedConfig& loaded);
 
+// The configuration of a command: a preset's by name (may be empty) under overrides, its data and
+// the model of init.from resolved.
+LoadedConfig LoadRun(const std::string& preset, const std::vector<std::string>& overrides);
+
 // Checks that the values fit together and are done by this version, before anything is read or
 // written. Throws kBadInput, kNotFound or kUnsupported naming the keys and what to change, of
-// loaded.faults and all others that do not follow from each other. Without `needs_device` the run's
-// device need not be there.
-void CheckRunConfig(const LoadedConfig& loaded, bool needs_device = true);
+// the faults in `loaded` and all others that do not follow from each other.
+void CheckRunConfig(const LoadedConfig& loaded);
 // The part that needs neither data nor device: of a run that is only planned.
 void CheckStep(const LoadedConfig& loaded);
+// That part, and keys of the data where that is there: of a run that is explained.
+void CheckExplained(const LoadedConfig& loaded);
+
+// What a run reads, data.weights with their files.
+data::DataConfig DataOf(const RunConfig& config);
 
 // The effective configuration as YAML, every key, in the order of the schema.
 std::string ToYaml(const RunConfig& config);

@@ -111,7 +111,7 @@ TEST(RunConfig, MissingDataFileIsToldWithThePlacesTried) {
   loaded.config.data.train = {{"no_such.fa", 1.0}};
   ResolveDataPaths(loaded, folder / "configs" / "preset.yaml");
   try {
-    loaded.faults.Throw();
+    loaded.data_faults.Throw();
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kNotFound);
@@ -227,38 +227,38 @@ TEST(RunConfig, NoFaultHidesOthersOfItsPart) {
   }
 }
 
-// Files that are missing are faults among others. What a model that cannot be read would say of
-// the values follows from that it cannot.
+// Files that are missing are faults among others, but not of a run that is planned or explained.
+// What a model that cannot be read would say of the values follows from that it cannot.
 TEST(RunConfig, MissingFilesAreToldWithOtherFaults) {
   const std::string nowhere = ::testing::TempDir() + "nowhere/";
-  const auto error = [&](std::vector<std::string> more) {
+  const auto error = [&](void (*check)(const LoadedConfig&), std::vector<std::string> more) {
     more.insert(more.begin(), {"output=" + nowhere + "run", "optim.warmup_steps=100000",
                                fmt::format("data.train=[{0}a.fa, {0}b.fa]", nowhere)});
-    LoadedConfig loaded = ParseRunConfig("", "test.yaml", more);
-    ResolveDataPaths(loaded, {});
-    ResolveInit(loaded);
-    std::string told;
-    for (const auto& check :
-         {+[](const LoadedConfig& l) { CheckStep(l); },
-          +[](const LoadedConfig& l) { CheckRunConfig(l, /*needs_device=*/false); }}) {
-      try {
-        check(loaded);
-      } catch (const Error& e) {
-        EXPECT_EQ(e.code(), ErrorCode::kNotFound);
-        EXPECT_TRUE(told.empty() || told == e.message()) << e.message();
-        told = e.message();
-      }
+    const LoadedConfig loaded = LoadRun("", more);
+    EXPECT_FALSE(loaded.HasData());
+    try {
+      check(loaded);
+    } catch (const Error& e) {
+      return e.message();
     }
-    return told;
+    return std::string();
   };
-  EXPECT_THAT(error({"model.num_attention_heads=3"}),
+  const std::vector<std::string> heads = {"model.num_attention_heads=3"},
+                                 model = {heads[0], "init.from=" + nowhere + "model"};
+  EXPECT_THAT(error(CheckRunConfig, heads),
               AllOf(HasSubstr("has 5 faults"), HasSubstr("data.train: " + nowhere + "a.fa"),
                     HasSubstr("sought as\n    " + nowhere + "a.fa\n  data.train"),
                     HasSubstr("data.train: " + nowhere + "b.fa"), HasSubstr("3 heads"),
                     HasSubstr("3 query heads"), HasSubstr("optim.warmup_steps")));
-  EXPECT_THAT(error({"model.num_attention_heads=3", "init.from=" + nowhere + "model"}),
+  EXPECT_THAT(error(CheckRunConfig, model),
               AllOf(HasSubstr("has 4 faults"), HasSubstr("b.fa"), HasSubstr(nowhere + "model"),
                     HasSubstr("optim.warmup_steps"), Not(HasSubstr("3 heads"))));
+  for (const auto check : {CheckStep, CheckExplained}) {
+    EXPECT_THAT(error(check, heads),
+                AllOf(HasSubstr("has 3 faults"), Not(HasSubstr("data.train"))));
+    EXPECT_THAT(error(check, model),
+                AllOf(HasSubstr("has 2 faults"), Not(HasSubstr("data.train"))));
+  }
 }
 
 TEST(RunConfig, UnknownGroupNamesTheNearest) {
@@ -521,7 +521,7 @@ TEST(RunConfig, PresetsLoadAndPassTheirChecks) {
     LoadedConfig loaded = LoadRunConfig(entry.path(), {});
     CheckStep(loaded);  // as it is, whatever this machine has
     ResolveDataPaths(loaded, entry.path());
-    EXPECT_NO_THROW(loaded.faults.Throw());
+    EXPECT_NO_THROW(loaded.data_faults.Throw());
     for (const auto& file : loaded.config.data.train) {
       EXPECT_TRUE(std::filesystem::exists(file.path)) << file.path;
     }

@@ -66,14 +66,6 @@ std::string PrecisionText(const RunConfig& c) {
   return text;
 }
 
-data::DataConfig DataOf(const RunConfig& config) {
-  data::DataConfig data = config.data;
-  for (std::size_t i = 0; i < config.data_weights.size(); ++i) {
-    data.train[i].weight = config.data_weights[i];
-  }
-  return data;
-}
-
 // Of a GPU: of its tensors. Of a CPU: of the process.
 std::int64_t PeakMemory(const ops::Context& ctx) {
   if (ctx.device().type == DeviceType::kCuda) return ctx.allocator().Stats().peak_bytes;

@@ -46,9 +46,10 @@ struct TrainOutcome {
 TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks,
                    comm::Communicator* ranks = nullptr);
 
-// What a run would do, without its data and without anything written: the implementation of each op
-// on the run's device in its precision at its sizes, the options of its recipe, and how its experts
-// are fused. Throws as Train does where one of them is refused.
+// What each rank of a run would do, without its device and without a run written: the
+// implementation of each op in its precision at its sizes, the options of its recipe, and how its
+// experts are fused. How long sequences are is read from the data where that is there, else
+// assumed; the text says which. Throws as Train does where one of them is refused.
 std::string ExplainRun(const LoadedConfig& loaded);
 
 }  // namespace cistron::train
