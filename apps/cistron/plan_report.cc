@@ -70,10 +70,13 @@ void PrintTime(const PlannedLayout& l, const train::Cluster& cluster) {
   PrintTraffic(t);
   fmt::print(
       "time of a step: {}, {} tokens a second and GPU\n  experts {}, dense products {}, attention "
-      "{}, passes over memory {}, update {}, communication {} of {}\n",
+      "{}, passes over memory {}, update {}, communication {} of {}",
       Seconds(t.Total()), train::FormatCount(TokensPerSecond(l)), Seconds(t.experts),
       Seconds(t.dense), Seconds(t.attention), Seconds(t.passes), Seconds(t.optimizer),
       Seconds(t.Exposed()), Seconds(t.Communication()));
+  fmt::print("{}\n", t.slowed > 0
+                         ? fmt::format(", by which products take {} longer", Seconds(t.slowed))
+                         : "");
   if (t.Compute() < kShortStep) {
     fmt::print(
         "  so short a step is bound by launches and small products, which are not predicted\n");
@@ -82,7 +85,8 @@ void PrintTime(const PlannedLayout& l, const train::Cluster& cluster) {
   if (l.problem.memory.Ranks() == 1) return;
   fmt::print(
       "  assumed: routing is even; dispatch and combine hide behind nothing, gradients behind "
-      "backward of the\n  last micro-batch, gathered parameters behind all products\n");
+      "backward of the\n  last micro-batch but for its last layer's, gathered parameters behind "
+      "all products\n");
 }
 
 void PrintLayouts(const std::vector<PlannedLayout>& layouts, const train::Cluster& cluster) {
@@ -101,7 +105,7 @@ void PrintLayouts(const std::vector<PlannedLayout>& layouts, const train::Cluste
       fmt::print("  does not fit: {}\n", train::LargestTerms(l.memory, 2));
     } else if (l.time) {
       fmt::print(" {:>10} {:>15} {:>13.0f}%\n", Seconds(l.time->Total()),
-                 train::FormatCount(TokensPerSecond(l)), 100 * l.time->Exposed() / l.time->Total());
+                 train::FormatCount(TokensPerSecond(l)), 100 * l.time->Lost() / l.time->Total());
     } else {
       fmt::print("\n");
     }
@@ -170,7 +174,7 @@ std::string LayoutsJson(const train::StepProblem& problem, const train::Cluster&
                       {"largest", train::LargestTerms(l.memory, 3)}};
     if (l.time) {
       j["step_ms"] = l.time->Total() * 1e3;
-      j["communication_ms"] = l.time->Exposed() * 1e3;
+      j["communication_ms"] = l.time->Lost() * 1e3;
       j["tokens_per_s_gpu"] = TokensPerSecond(l);
     }
     layouts.push_back(std::move(j));

@@ -16,7 +16,20 @@ class WorkRecorder : public OpRecorder {
   virtual void Announce(const OpWork& work) = 0;
   // More of the op that began last.
   virtual void Add(const OpWork& work) = 0;
+
+  // The part of the rows of grouped operands that is expected to be in use: where the device alone
+  // knows how many come, buffers have room for more (parallel.ep_buffer_factor).
+  double rows_in_use() const { return rows_in_use_; }
+  void set_rows_in_use(double part) { rows_in_use_ = part; }
+
+ private:
+  double rows_in_use_ = 1;
 };
+
+// The context's recorder, where it asks for work; else null.
+inline WorkRecorder* WorkRecorderOf(const Context& ctx) {
+  return ctx.recorder() == nullptr ? nullptr : dynamic_cast<WorkRecorder*>(ctx.recorder());
+}
 
 inline double BytesOf(const Tensor& t) {
   return t ? static_cast<double>(t.bytes()) : 0.0;
@@ -29,8 +42,7 @@ inline double BytesOf(const Output& o) {
 // undefined ones count nothing.
 template <class... Operands>
 void AnnounceWork(const Context& ctx, double flops, const Operands&... operands) {
-  if (ctx.recorder() == nullptr) return;
-  auto* const recorder = dynamic_cast<WorkRecorder*>(ctx.recorder());
+  WorkRecorder* const recorder = WorkRecorderOf(ctx);
   if (recorder != nullptr) recorder->Announce({flops, (0.0 + ... + BytesOf(operands))});
 }
 
@@ -38,14 +50,20 @@ void AnnounceWork(const Context& ctx, double flops, const Operands&... operands)
 // ops of their own.
 template <class... Operands>
 void AddWork(const Context& ctx, double flops, const Operands&... operands) {
-  if (ctx.recorder() == nullptr) return;
-  auto* const recorder = dynamic_cast<WorkRecorder*>(ctx.recorder());
+  WorkRecorder* const recorder = WorkRecorderOf(ctx);
   if (recorder != nullptr) recorder->Add({flops, (0.0 + ... + BytesOf(operands))});
 }
 
 // Of a product of these sizes.
 inline double ProductFlops(std::int64_t m, std::int64_t n, std::int64_t k) {
   return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+}
+
+// Of grouped products, whose operands have room for `max_rows` rows of all groups together.
+inline double GroupedProductFlops(const Context& ctx, std::int64_t max_rows, std::int64_t n,
+                                  std::int64_t k) {
+  const WorkRecorder* const recorder = WorkRecorderOf(ctx);
+  return (recorder == nullptr ? 1 : recorder->rows_in_use()) * ProductFlops(max_rows, n, k);
 }
 
 }  // namespace cistron::ops

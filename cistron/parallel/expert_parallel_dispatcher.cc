@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cistron/base/error.h"
+#include "cistron/ops/op_work.h"
 #include "cistron/ops/quantize/quantize.h"
 
 namespace cistron::parallel {
@@ -134,7 +135,16 @@ Tensor ExpertParallelDispatcher::FromExperts(const ops::Context& ctx, const Exch
 nn::TokenDispatcher::Dispatched ExpertParallelDispatcher::Dispatch(
     const ops::Context& ctx, const Tensor& x, const Tensor& experts, const Tensor& probs,
     const std::optional<QuantizedLayout>& row_codes) {
-  if (peers_ && in_step_) return peers_->Dispatch(ctx, x, experts, probs, row_codes);
+  ops::WorkRecorder* const recorder = ops::WorkRecorderOf(ctx);
+  if (peers_ && in_step_) {
+    Dispatched d = peers_->Dispatch(ctx, x, experts, probs, row_codes);
+    if (recorder != nullptr) {  // with even routing
+      recorder->set_rows_in_use(static_cast<double>(experts.numel()) /
+                                static_cast<double>(d.rows.data.dim(0)));
+    }
+    return d;
+  }
+  if (recorder != nullptr) recorder->set_rows_in_use(1);
   const std::int64_t ranks = mesh_.ep(), local_experts = num_experts_ / ranks;
   auto e = std::make_shared<Exchange>();
   e->map = ops::BuildRowMap(ctx, experts, num_experts_);

@@ -53,7 +53,8 @@ constexpr Link Through(double gb_per_s_at_64, double gb_per_s_at_256, double sen
 constexpr Collectives kNvLink4 = {.all_to_all = Through(188, 263, 0.5),
                                   .all_gather = Through(176, 229, 0.5),
                                   .reduce_scatter = Through(166, 216, 0.5),
-                                  .all_reduce = Through(238, 285, 1.0)};
+                                  .all_reduce = Through(238, 285, 1.0),
+                                  .slows_products = 0.32};
 // Assumed: a 400 Gbit/s adapter a GPU, four fifths of it used.
 constexpr Link kAdapter = {.bytes_per_s = 40 * kGiga, .latency_s = 20 * kMicro};
 
@@ -134,9 +135,10 @@ Link ReadLink(const Reader& r) {
 }
 
 Collectives ReadCollectives(const Reader& r) {
-  r.OnlyKeys(
-      {"gb_per_s", "latency_us", "all_to_all", "all_gather", "reduce_scatter", "all_reduce"});
+  r.OnlyKeys({"gb_per_s", "latency_us", "all_to_all", "all_gather", "reduce_scatter", "all_reduce",
+              "slows_products"});
   Collectives c;
+  c.slows_products = r.Positive("slows_products", kNvLink4.slows_products);
   for (const auto& [key, link] :
        {std::pair{"all_to_all", &c.all_to_all}, std::pair{"all_gather", &c.all_gather},
         std::pair{"reduce_scatter", &c.reduce_scatter}, std::pair{"all_reduce", &c.all_reduce}}) {

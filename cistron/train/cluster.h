@@ -21,6 +21,8 @@ struct Link {
 // of nccl-tests), which is comparable between numbers of ranks.
 struct Collectives {
   Link all_to_all, all_gather, reduce_scatter, all_reduce;
+  // Seconds that products lose for each second in which a collective runs beside them.
+  double slows_products = 0;
 };
 
 struct GpuRates {

@@ -180,6 +180,7 @@ TEST(GpuLayouts, AStepThatDivergesGrowsNoBuffer) {
   model::MixtralConfig config = model::TinyConfig();
   config.hidden_size = 48;
   config.num_local_experts = 2 * world->size();
+  config.max_position_embeddings = 32;
   const parallel::Mesh mesh(*world, 1, world->size(), config.num_local_experts);
   model::LocalMixtral m(ctx, config, DType::kF32, true, &mesh,
                         {.expert_exchange = {.why_by_host = "", .buffer_factor = 1}});

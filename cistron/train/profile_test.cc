@@ -5,6 +5,7 @@
 #include "cistron/base/error.h"
 #include "cistron/io/file.h"
 #include "cistron/ops/gemm/gemm.h"
+#include "cistron/ops/grouped_gemm/grouped_gemm.h"
 #include "cistron/ops/reduce/reduce.h"
 #include "cistron/train/profile.h"
 #include "cistron/train/report.h"
@@ -47,6 +48,22 @@ TEST(Profile, CountsCallsAndWork) {
     }
     EXPECT_GT(row.ms, 0);
   }
+}
+
+// Buffers with room for more rows than come: what is multiplied is what comes.
+TEST(Profile, CountsRowsInUse) {
+  Profile profile(Device{});
+  const ops::Context ctx = ops::Context().WithRecorder(&profile);
+  const Tensor sizes = Tensor::Empty({2}, DType::kI64);
+  sizes.span<std::int64_t>()[0] = sizes.span<std::int64_t>()[1] = 4;
+  const GroupedTensor x{ctx.Zeros({12, 32}, DType::kF32), sizes};
+  const Tensor w = ctx.Zeros({2, 16, 32}, DType::kF32), y = ctx.Zeros({12, 16}, DType::kF32);
+  profile.Start();
+  profile.set_rows_in_use(8 / 12.0);
+  ops::GroupedGemmForward(ctx, x, w, ops::Write(y));
+  profile.End();
+  ASSERT_EQ(profile.Rows().size(), 1u);
+  EXPECT_DOUBLE_EQ(profile.Rows()[0].flops, 2.0 * 8 * 32 * 16);
 }
 
 TEST(Profile, RatesAreThoseOfTheNearerRoof) {

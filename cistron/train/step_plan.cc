@@ -314,15 +314,19 @@ std::optional<StepTime> PredictStep(const StepProblem& problem, const Cluster& c
       same->exposed += c.exposed;
     }
   }
-  // Gradients are reduced behind backward of the last micro-batch, two thirds of its work, and
-  // sharded parameters gathered ahead of all of it.
+  // Gradients are reduced behind backward of the last micro-batch, two thirds of its work, but for
+  // those of the last layer of it, after which no work is left; sharded parameters are gathered
+  // ahead of all of it.
+  const auto layers = static_cast<double>(problem.memory.model.num_hidden_layers);
   double work = t.Compute() - t.optimizer;
   double last_backward = work * 2 / 3 / static_cast<double>(problem.micro_steps);
   for (const TrafficKind kind : {kGradients, kReduceScatter, kGather}) {
     for (StepTime::Collective& c : t.collectives) {
       if (c.kind != kind) continue;
-      const double behind = std::min(kind == kGather ? work : last_backward, c.seconds);
+      const double most = kind == kGather ? c.seconds : c.seconds * (1 - 1 / layers);
+      const double behind = std::min(kind == kGather ? work : last_backward, most);
       c.exposed = c.seconds - behind;
+      t.slowed += behind * cluster.within.slows_products;
       last_backward -= behind;
       work -= behind;
     }

@@ -74,12 +74,15 @@ struct StepTime {
   };
   // Seconds of one GPU.
   double experts = 0, dense = 0, attention = 0, passes = 0, optimizer = 0;
+  double slowed = 0;  // that products take longer beside collectives
   std::vector<Collective> collectives;
 
   double Compute() const { return experts + dense + attention + passes + optimizer; }
   double Communication() const;
   double Exposed() const;
-  double Total() const { return Compute() + Exposed(); }
+  // Of communication: what is not hidden, and what it costs the products that hide the rest.
+  double Lost() const { return Exposed() + slowed; }
+  double Total() const { return Compute() + Lost(); }
 };
 // Rates are known for bf16 on a GPU; nothing for another precision or a CPU.
 std::optional<StepTime> PredictStep(const StepProblem& problem, const Cluster& cluster);

@@ -313,6 +313,24 @@ TEST(StepPlan, TimeByHand) {
   EXPECT_LT(sharded.Exposed(), sharded.Communication());
 }
 
+// Behind a layer's backward the sums of the layer before hide, which slows it; behind that of the
+// last one to be reached nothing is left.
+TEST(StepPlan, GradientsOfTheLastLayerHideBehindNothing) {
+  Cluster c = FindCluster("2xH200");
+  StepProblem s = Mixtral(2, 1, Sharding::kNone);
+  s.memory.model.num_hidden_layers = 4;
+  const StepTime t = PredictStep(s, c).value();
+  const auto gradients =
+      std::find_if(t.collectives.begin(), t.collectives.end(),
+                   [](const auto& one) { return one.kind == TrafficKind::kGradients; });
+  ASSERT_NE(gradients, t.collectives.end());
+  EXPECT_DOUBLE_EQ(gradients->exposed, gradients->seconds / 4);
+  EXPECT_DOUBLE_EQ(t.slowed, c.within.slows_products * gradients->seconds * 3 / 4);
+  EXPECT_DOUBLE_EQ(t.Total(), t.Compute() + t.Exposed() + t.slowed);
+  // docs/benchmarks.md, headline run on two H200.
+  EXPECT_NEAR(t.Total() * 1e3 / 228.5, 1, 0.15);
+}
+
 // Routing drawn at random moves, on average, what even routing does; rings exactly that.
 TEST(RankSimulation, MovesWhatIsPlanned) {
   StepProblem s = Mixtral(2, 8, Sharding::kNone);

@@ -60,7 +60,7 @@ void RunRows(const Context& ctx, std::string_view op, GroupedGemmKind kind, cons
                     c.tensor.dim(0) == problem.max_rows,
                 "{}: shapes do not fit: {} groups, operand {}, w {}, result {}", op, a.num_groups(),
                 Describe(a.data), Describe(w), Describe(c.tensor));
-  AnnounceWork(ctx, ProductFlops(problem.max_rows, problem.n, problem.k), a.data, w, c);
+  AnnounceWork(ctx, GroupedProductFlops(ctx, problem.max_rows, problem.n, problem.k), a.data, w, c);
   Select(ctx, "grouped_gemm", GroupedGemmImpls(), problem)
       .run(ctx, problem, a.split_sizes, a.data, w, c);
 }
@@ -101,7 +101,8 @@ auto Wgrad(const Context& ctx, const GroupedTensor& dy, const GroupedTensor& x, 
                     x.data.dim(1) == problem.k,
                 "{}: shapes do not fit: {} groups, dy {}, x {}, dw {}", kOp, dy.num_groups(),
                 Describe(dy.data), Describe(x.data), Describe(dw.tensor));
-  AnnounceWork(ctx, ProductFlops(problem.max_rows, problem.n, problem.k), dy.data, x.data, dw);
+  AnnounceWork(ctx, GroupedProductFlops(ctx, problem.max_rows, problem.n, problem.k), dy.data,
+               x.data, dw);
   return run(Select(ctx, "grouped_gemm", GroupedGemmImpls(), problem), problem);
 }
 

@@ -75,7 +75,7 @@ GroupedMlpProblem CheckProblem(std::string_view op, const char* name, const Grou
 // A CPU makes them itself; on a GPU they are ops of their own. `products`: of [M, H] with [H, F].
 void AnnounceProducts(const Context& ctx, const GroupedMlpProblem& p, double products) {
   if (ctx.device().type != DeviceType::kCpu) return;
-  AnnounceWork(ctx, products * ProductFlops(p.max_rows, p.hidden, p.ffn));
+  AnnounceWork(ctx, products * GroupedProductFlops(ctx, p.max_rows, p.hidden, p.ffn));
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ void LaunchTiles(const Context& ctx, const HopperTiles& tiles, const Tensor& a, 
 void ForwardProduct(const Context& ctx, const GroupedMlpProblem& p, const GroupedMlpForwardArgs& in,
                     const Tensor& act) {
   if (p.max_rows == 0) return;
-  AddWork(ctx, ProductFlops(p.max_rows, 2 * p.ffn, p.hidden), in.x, in.w1, in.pre, act);
+  AddWork(ctx, GroupedProductFlops(ctx, p.max_rows, 2 * p.ffn, p.hidden), in.x, in.w1, in.pre, act);
   const HopperTiles tiles = ChooseHopperSwiGluTiles(false, p.groups, p.max_rows, p.ffn, p.hidden,
                                                     sm90::Multiprocessors());
   const sm90::KernelArgs args = {
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
 void BackwardProduct(const Context& ctx, const GroupedMlpProblem& p,
                      const GroupedMlpBackwardArgs& in, const Tensor& dpre, const Tensor& act) {
   if (p.max_rows == 0) return;
-  AddWork(ctx, ProductFlops(p.max_rows, p.ffn, p.out), in.dy, in.w2, in.pre, dpre, act);
+  AddWork(ctx, GroupedProductFlops(ctx, p.max_rows, p.ffn, p.out), in.dy, in.w2, in.pre, dpre, act);
   const HopperTiles tiles =
       ChooseHopperSwiGluTiles(true, p.groups, p.max_rows, p.ffn, p.out, sm90::Multiprocessors());
   const Output& dscale = in.out.dscale;

@@ -5,10 +5,11 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "cistron/tensor/cuda/check.h"
@@ -20,22 +21,33 @@ namespace {
 using cuda::Check;
 
 constexpr int kTwo = 2, kExperts = 4, kLocal = 2, kRows = 6, kWidth = 8;  // floats of a row
+constexpr Word kLimit = 20'000'000'000;     // a rank that does not come makes the test fail
 constexpr Word kNoLimit = 600'000'000'000;  // of a kernel that must not wait
 
-// Memory that the host and the GPU read and write.
+// Memory of the GPU that the host looks at between kernels. Not managed memory: a page that moves
+// while a kernel waits for what is written to it can hold up the kernel that writes.
 template <class T>
-class Shared {
+class OnDevice {
  public:
-  explicit Shared(std::size_t n, T value) : n_(n) {
-    Check(cudaMallocManaged(&data_, n * sizeof(T)), "cudaMallocManaged");
-    for (std::size_t i = 0; i < n; ++i) data_[i] = value;
+  explicit OnDevice(std::size_t n, T value) : n_(n) {
+    Check(cudaMalloc(&data_, n * sizeof(T)), "cudaMalloc");
+    Set(std::vector<T>(n, value));
   }
-  ~Shared() { cudaFree(data_); }
-  Shared(const Shared&) = delete;
-  Shared& operator=(const Shared&) = delete;
+  ~OnDevice() { cudaFree(data_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
   T* get() const { return data_; }
-  T& operator[](std::size_t i) const { return data_[i]; }
-  std::vector<T> All() const { return {data_, data_ + n_}; }
+  void Set(const std::vector<T>& values) const {
+    Check(cudaMemcpy(data_, values.data(), n_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+    // A copy from memory that is not pinned may still be under way, and other streams do not wait.
+    Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  std::vector<T> All() const {
+    std::vector<T> values(n_);
+    Check(cudaMemcpy(values.data(), data_, n_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return values;
+  }
+  T operator[](std::size_t i) const { return All()[i]; }
 
  private:
   T* data_ = nullptr;
@@ -43,23 +55,25 @@ class Shared {
 };
 
 struct Rank {
-  Shared<Word> control{static_cast<std::size_t>(Control::Words(kTwo, kExperts)), 0};
-  Shared<double> flag{1, 0};
-  Shared<std::int64_t> needed{1, 0};
-  Shared<std::int32_t> waits_for{kRanks, 0};
-  Shared<std::int64_t> sent{kExperts, 0};  // rows for each expert
-  Shared<std::int64_t> counts{kTwo * kExperts, -7}, sizes{kLocal, -7};
-  Shared<std::int64_t> out_begins{kExperts + 1, -7}, out_places{kExperts, -7};
-  Shared<std::int64_t> back_begins{kLocal * kTwo + 1, -7}, back_places{kLocal * kTwo, -7};
+  OnDevice<Word> control{static_cast<std::size_t>(Control::Words(kTwo, kExperts)), 0};
+  OnDevice<double> flag{1, 0};
+  OnDevice<std::int64_t> needed{1, 0};
+  OnDevice<std::int32_t> waits_for{kRanks, 0};
+  OnDevice<std::int64_t> sent{kExperts, 0};  // rows for each expert
+  OnDevice<std::int64_t> counts{kTwo * kExperts, -7}, sizes{kLocal, -7};
+  OnDevice<std::int64_t> out_begins{kExperts + 1, -7}, out_places{kExperts, -7};
+  OnDevice<std::int64_t> back_begins{kLocal * kTwo + 1, -7}, back_places{kLocal * kTwo, -7};
   // This rank's rows, those that came to its experts, and those that came back.
-  Shared<float> own{kRows * kWidth, 1}, received{2 * kRows * kWidth, kPoison},
+  OnDevice<float> own{kRows * kWidth, 1}, received{2 * kRows * kWidth, kPoison},
       returned{kRows * kWidth, kPoison}, values{2 * kRows, 1}, values_returned{kRows, kPoison};
-  Shared<std::int32_t> slots{kRows, 0};
+  OnDevice<std::int32_t> slots{kRows, 0};
   cudaStream_t stream = nullptr;
 
   static constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
   Rank() {
-    for (int r = 0; r < kRows; ++r) slots[static_cast<std::size_t>(r)] = r;
+    std::vector<std::int32_t> order(kRows);
+    std::iota(order.begin(), order.end(), 0);
+    slots.Set(order);
     Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   }
   ~Rank() { cudaStreamDestroy(stream); }
@@ -85,57 +99,79 @@ class RowExchangeKernels : public ::testing::Test {
     a.limit_ns = limit;
     return a;
   }
-  // Rows to experts, as RowExchange::Out.
-  void Out(int rank, std::int64_t capacity, Word limit) const {
-    Rank& own = At(rank);
-    EnterArgs a{};
-    static_cast<WaitArgs&>(a) = Waits(rank, limit);
-    a.split_sizes = own.sent.get();
-    a.capacity = capacity;
-    a.counts = own.counts.get();
-    a.local_sizes = own.sizes.get();
-    a.out_begins = own.out_begins.get();
-    a.out_places = own.out_places.get();
-    a.back_begins = own.back_begins.get();
-    a.back_places = own.back_places.get();
-    enter_kernel<<<1, kWaitThreads, 0, own.stream>>>(a);
-    PushArgs p = Push(rank, own.own.get(), own.out_begins, own.out_places, kExperts);
-    p.slot_of_row = own.slots.get();
-    p.runs_of_rank = kLocal;
-    for (int r = 0; r < kTwo; ++r) p.to[r] = Bytes(At(r).received.get());
-    push_kernel<uint4><<<2, kPushThreads, 0, own.stream>>>(p);
-    leave_kernel<<<1, kWaitThreads, 0, own.stream>>>(Waits(rank, limit));
+  using Ranks = std::initializer_list<int>;
+  // Kernel after kernel, each of all ranks: where streams share a queue to the GPU
+  // (CUDA_DEVICE_MAX_CONNECTIONS=1) what waits for a rank's first kernel would hold up those of
+  // other ranks, for which that one waits.
+  template <class Enter, class Push>
+  void Exchange(Ranks ranks, Word limit, const Enter& enter, const Push& push) const {
+    for (const int r : ranks) {
+      EnterArgs a{};
+      static_cast<WaitArgs&>(a) = Waits(r, limit);
+      enter(At(r), a);
+      enter_kernel<<<1, kWaitThreads, 0, At(r).stream>>>(a);
+    }
+    for (const int r : ranks) {
+      push_kernel<uint4><<<2, kPushThreads, 0, At(r).stream>>>(push(r));
+    }
+    for (const int r : ranks) {
+      leave_kernel<<<1, kWaitThreads, 0, At(r).stream>>>(Waits(r, limit));
+    }
     Check(cudaGetLastError(), "launch");
+  }
+  // Rows to experts, as RowExchange::Out.
+  void Out(Ranks ranks, std::int64_t capacity, Word limit) const {
+    const auto enter = [&](Rank& own, EnterArgs& a) {
+      a.split_sizes = own.sent.get();
+      a.capacity = capacity;
+      a.counts = own.counts.get();
+      a.local_sizes = own.sizes.get();
+      a.out_begins = own.out_begins.get();
+      a.out_places = own.out_places.get();
+      a.back_begins = own.back_begins.get();
+      a.back_places = own.back_places.get();
+    };
+    Exchange(ranks, limit, enter, [&](int rank) {
+      const Rank& own = At(rank);
+      PushArgs p = Push(rank, own.own.get(), own.out_begins, own.out_places, kExperts);
+      p.slot_of_row = own.slots.get();
+      p.runs_of_rank = kLocal;
+      for (int r = 0; r < kTwo; ++r) p.to[r] = Bytes(At(r).received.get());
+      return p;
+    });
   }
   // Rows back, as RowExchange::Back.
-  void Back(int rank, Word limit) const {
-    Rank& own = At(rank);
-    EnterArgs a{};
-    static_cast<WaitArgs&>(a) = Waits(rank, limit);
-    enter_kernel<<<1, kWaitThreads, 0, own.stream>>>(a);
-    PushArgs p = Push(rank, own.received.get(), own.back_begins, own.back_places, kLocal * kTwo);
-    for (int r = 0; r < kTwo; ++r) {
-      p.to[r] = Bytes(At(r).returned.get());
-      p.values_to[r] = At(r).values_returned.get();
-    }
-    p.values = own.values.get();
-    p.own_rows = Bytes(own.returned.get());
-    p.own_values = own.values_returned.get();
-    p.own = kRows;
-    push_kernel<uint4><<<2, kPushThreads, 0, own.stream>>>(p);
-    leave_kernel<<<1, kWaitThreads, 0, own.stream>>>(Waits(rank, limit));
-    Check(cudaGetLastError(), "launch");
+  void Back(Ranks ranks, Word limit) const {
+    Exchange(
+        ranks, limit, [](Rank&, EnterArgs&) {},
+        [&](int rank) {
+          const Rank& own = At(rank);
+          PushArgs p =
+              Push(rank, own.received.get(), own.back_begins, own.back_places, kLocal * kTwo);
+          for (int r = 0; r < kTwo; ++r) {
+            p.to[r] = Bytes(At(r).returned.get());
+            p.values_to[r] = At(r).values_returned.get();
+          }
+          p.values = own.values.get();
+          p.own_rows = Bytes(own.returned.get());
+          p.own_values = own.values_returned.get();
+          p.own = kRows;
+          return p;
+        });
   }
-  void Route(int rank, const std::array<std::int64_t, kExperts>& rows) const {
-    for (std::size_t e = 0; e < kExperts; ++e) At(rank).sent[e] = rows[e];
+  void Route(int rank, const std::vector<std::int64_t>& rows) const { At(rank).sent.Set(rows); }
+  // The next step.
+  void ResetStatus(int rank) const {
+    At(rank).flag.Set({0});
+    At(rank).needed.Set({0});
   }
   static void Wait() { Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
   Rank& At(int rank) const { return *ranks_[static_cast<std::size_t>(rank)]; }
 
  private:
   static std::byte* Bytes(float* p) { return reinterpret_cast<std::byte*>(p); }
-  PushArgs Push(int rank, float* from, const Shared<std::int64_t>& begins,
-                const Shared<std::int64_t>& places, int runs) const {
+  PushArgs Push(int rank, float* from, const OnDevice<std::int64_t>& begins,
+                const OnDevice<std::int64_t>& places, int runs) const {
     PushArgs p{};
     p.from = Bytes(from);
     p.stride = p.width = kWidth * sizeof(float);
@@ -156,8 +192,8 @@ TEST_F(RowExchangeKernels, BringRowsToExpertsAndBack) {
   Route(0, {2, 1, 0, 3});
   Route(1, {0, 0, 2, 4});
   for (int step = 0; step < 3; ++step) {
-    for (int r = 0; r < kTwo; ++r) Out(r, 2 * kRows, kNoLimit);
-    for (int r = 0; r < kTwo; ++r) Back(r, kNoLimit);
+    Out({0, 1}, 2 * kRows, kLimit);
+    Back({0, 1}, kLimit);
     Wait();
     for (int r = 0; r < kTwo; ++r) {
       EXPECT_EQ(At(r).flag[0], 0);
@@ -174,8 +210,8 @@ TEST_F(RowExchangeKernels, BringRowsToExpertsAndBack) {
 TEST_F(RowExchangeKernels, RowsThatDoNotFitComeBackAsZeros) {
   Route(0, {2, 1, 0, 3});
   Route(1, {0, 0, 2, 4});
-  for (int r = 0; r < kTwo; ++r) Out(r, 8, kNoLimit);
-  for (int r = 0; r < kTwo; ++r) Back(r, kNoLimit);
+  Out({0, 1}, 8, kLimit);
+  Back({0, 1}, kLimit);
   Wait();
   for (int r = 0; r < kTwo; ++r) {
     SCOPED_TRACE(r);
@@ -187,10 +223,9 @@ TEST_F(RowExchangeKernels, RowsThatDoNotFitComeBackAsZeros) {
     EXPECT_TRUE(std::isnan(At(r).received[0]));
   }
   // The step is made again.
-  for (int r = 0; r < kTwo; ++r) At(r).flag[0] = 0;
-  for (int r = 0; r < kTwo; ++r) At(r).needed[0] = 0;
-  for (int r = 0; r < kTwo; ++r) Out(r, 9, kNoLimit);
-  for (int r = 0; r < kTwo; ++r) Back(r, kNoLimit);
+  for (int r = 0; r < kTwo; ++r) ResetStatus(r);
+  Out({0, 1}, 9, kLimit);
+  Back({0, 1}, kLimit);
   Wait();
   for (int r = 0; r < kTwo; ++r) EXPECT_EQ(At(r).returned.All(), kOnes);
 }
@@ -199,9 +234,9 @@ TEST_F(RowExchangeKernels, RowsThatDoNotFitComeBackAsZeros) {
 TEST_F(RowExchangeKernels, ARankThatWaitedInVainWaitsForNothingMore) {
   Route(0, {2, 1, 0, 3});
   Route(1, {0, 0, 2, 4});
-  Out(0, 2 * kRows, 20'000'000);
+  Out({0}, 2 * kRows, 20'000'000);
   for (int step = 0; step < 3; ++step) {
-    Back(0, kNoLimit);
+    Back({0}, kNoLimit);
     Wait();
     EXPECT_TRUE(std::isnan(At(0).flag[0]));
     EXPECT_EQ(At(0).needed[0], -1);
@@ -210,13 +245,12 @@ TEST_F(RowExchangeKernels, ARankThatWaitedInVainWaitsForNothingMore) {
     EXPECT_EQ(At(0).returned.All(), kZeros);
     EXPECT_TRUE(std::isnan(At(1).received[0])) << "pushed all the same";
     // The next step, queued before the host has looked.
-    At(0).flag[0] = 0;
-    At(0).needed[0] = 0;
-    Out(0, 2 * kRows, kNoLimit);
+    ResetStatus(0);
+    Out({0}, 2 * kRows, kNoLimit);
   }
   // The other one, too late, learns of it at once.
-  Out(1, 2 * kRows, kNoLimit);
-  Back(1, kNoLimit);
+  Out({1}, 2 * kRows, kNoLimit);
+  Back({1}, kNoLimit);
   Wait();
   EXPECT_TRUE(std::isnan(At(1).flag[0]));
   EXPECT_EQ(At(1).needed[0], -1);
