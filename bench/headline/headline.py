@@ -214,7 +214,7 @@ class Headline:
         for recompute in ("none", "layer"):
             # bf16, for which times are known.
             keys = [*self.keys(shape), *layout.keys(), "precision=bf16", f"recompute={recompute}",
-                    "plan.ep_buffer_factor=1", f"cluster={self.arguments.ranks}xH200"]
+                    f"cluster={self.arguments.ranks}xH200"]
             plans = json.loads(piece.command([self.program.binary, "plan", "--json", *keys]))["layouts"]
             for shard in ("none", "full"):
                 for p in plans:

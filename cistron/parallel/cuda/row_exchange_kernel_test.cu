@@ -1,12 +1,12 @@
-// The kernels of an exchange with all ranks on one GPU, each on a stream of its own: what they do
-// where rows do not fit and where a rank does not come. (What they do else needs ranks with a GPU
-// each: expert_exchange_test.)
+// The kernels of an exchange with all ranks on one GPU: what they do where rows do not fit and
+// where a rank does not come. Nothing says that kernels of one GPU run at the same time, so ranks
+// take turns, and before a rank's turn the host writes what those that come later would have
+// written. (Ranks at the same time need a GPU each: expert_exchange_test.)
 #include "cistron/parallel/cuda/row_exchange_kernel.cuh"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -21,11 +21,9 @@ namespace {
 using cuda::Check;
 
 constexpr int kTwo = 2, kExperts = 4, kLocal = 2, kRows = 6, kWidth = 8;  // floats of a row
-constexpr Word kLimit = 20'000'000'000;     // a rank that does not come makes the test fail
 constexpr Word kNoLimit = 600'000'000'000;  // of a kernel that must not wait
 
-// Memory of the GPU that the host looks at between kernels. Not managed memory: a page that moves
-// while a kernel waits for what is written to it can hold up the kernel that writes.
+// Memory of the GPU that the host looks at between kernels.
 template <class T>
 class OnDevice {
  public:
@@ -39,8 +37,6 @@ class OnDevice {
   T* get() const { return data_; }
   void Set(const std::vector<T>& values) const {
     Check(cudaMemcpy(data_, values.data(), n_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-    // A copy from memory that is not pinned may still be under way, and other streams do not wait.
-    Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   std::vector<T> All() const {
     std::vector<T> values(n_);
@@ -67,23 +63,19 @@ struct Rank {
   OnDevice<float> own{kRows * kWidth, 1}, received{2 * kRows * kWidth, kPoison},
       returned{kRows * kWidth, kPoison}, values{2 * kRows, 1}, values_returned{kRows, kPoison};
   OnDevice<std::int32_t> slots{kRows, 0};
-  cudaStream_t stream = nullptr;
 
   static constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
   Rank() {
     std::vector<std::int32_t> order(kRows);
     std::iota(order.begin(), order.end(), 0);
     slots.Set(order);
-    Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   }
-  ~Rank() { cudaStreamDestroy(stream); }
 };
 
 class RowExchangeKernels : public ::testing::Test {
  protected:
   void SetUp() override {
     if (cuda::Devices().empty()) GTEST_SKIP() << "no GPU";
-    LoadKernels();
     ranks_.resize(kTwo);
     for (auto& r : ranks_) r = std::make_unique<Rank>();
   }
@@ -99,65 +91,72 @@ class RowExchangeKernels : public ::testing::Test {
     a.limit_ns = limit;
     return a;
   }
-  using Ranks = std::initializer_list<int>;
-  // Kernel after kernel, each of all ranks: where streams share a queue to the GPU
-  // (CUDA_DEVICE_MAX_CONNECTIONS=1) what waits for a rank's first kernel would hold up those of
-  // other ranks, for which that one waits.
-  template <class Enter, class Push>
-  void Exchange(Ranks ranks, Word limit, const Enter& enter, const Push& push) const {
-    for (const int r : ranks) {
-      EnterArgs a{};
-      static_cast<WaitArgs&>(a) = Waits(r, limit);
-      enter(At(r), a);
-      enter_kernel<<<1, kWaitThreads, 0, At(r).stream>>>(a);
+  // All that ranks after this one would have told it of the exchange that it is about to make.
+  void OthersCome(int rank) const {
+    std::vector<Word> control = At(rank).control.All();
+    for (int r = rank + 1; r < kTwo; ++r) {
+      const std::vector<std::int64_t> counts = At(r).sent.All();
+      const auto of = [&](int at) -> Word& { return control[static_cast<std::size_t>(at + r)]; };
+      of(Control::kEntered) = of(Control::kLeft) = control[0] + 1;
+      for (int e = 0; e < kExperts; ++e) {
+        control[static_cast<std::size_t>(Control::kCounts + r * kExperts + e)] =
+            static_cast<Word>(counts[static_cast<std::size_t>(e)]);
+      }
     }
-    for (const int r : ranks) {
-      push_kernel<uint4><<<2, kPushThreads, 0, At(r).stream>>>(push(r));
-    }
-    for (const int r : ranks) {
-      leave_kernel<<<1, kWaitThreads, 0, At(r).stream>>>(Waits(r, limit));
-    }
+    At(rank).control.Set(control);
+  }
+  static void Exchange(const EnterArgs& enter, const PushArgs& push) {
+    enter_kernel<<<1, kWaitThreads>>>(enter);
+    push_kernel<uint4><<<2, kPushThreads>>>(push);
+    leave_kernel<<<1, kWaitThreads>>>(enter);
     Check(cudaGetLastError(), "launch");
   }
   // Rows to experts, as RowExchange::Out.
-  void Out(Ranks ranks, std::int64_t capacity, Word limit) const {
-    const auto enter = [&](Rank& own, EnterArgs& a) {
-      a.split_sizes = own.sent.get();
-      a.capacity = capacity;
-      a.counts = own.counts.get();
-      a.local_sizes = own.sizes.get();
-      a.out_begins = own.out_begins.get();
-      a.out_places = own.out_places.get();
-      a.back_begins = own.back_begins.get();
-      a.back_places = own.back_places.get();
-    };
-    Exchange(ranks, limit, enter, [&](int rank) {
-      const Rank& own = At(rank);
-      PushArgs p = Push(rank, own.own.get(), own.out_begins, own.out_places, kExperts);
-      p.slot_of_row = own.slots.get();
-      p.runs_of_rank = kLocal;
-      for (int r = 0; r < kTwo; ++r) p.to[r] = Bytes(At(r).received.get());
-      return p;
-    });
+  void Out(int rank, std::int64_t capacity, Word limit = kNoLimit) const {
+    const Rank& own = At(rank);
+    EnterArgs a{};
+    static_cast<WaitArgs&>(a) = Waits(rank, limit);
+    a.split_sizes = own.sent.get();
+    a.capacity = capacity;
+    a.counts = own.counts.get();
+    a.local_sizes = own.sizes.get();
+    a.out_begins = own.out_begins.get();
+    a.out_places = own.out_places.get();
+    a.back_begins = own.back_begins.get();
+    a.back_places = own.back_places.get();
+    PushArgs p = Push(rank, own.own.get(), own.out_begins, own.out_places, kExperts);
+    p.slot_of_row = own.slots.get();
+    p.runs_of_rank = kLocal;
+    for (int r = 0; r < kTwo; ++r) p.to[r] = Bytes(At(r).received.get());
+    Exchange(a, p);
   }
   // Rows back, as RowExchange::Back.
-  void Back(Ranks ranks, Word limit) const {
-    Exchange(
-        ranks, limit, [](Rank&, EnterArgs&) {},
-        [&](int rank) {
-          const Rank& own = At(rank);
-          PushArgs p =
-              Push(rank, own.received.get(), own.back_begins, own.back_places, kLocal * kTwo);
-          for (int r = 0; r < kTwo; ++r) {
-            p.to[r] = Bytes(At(r).returned.get());
-            p.values_to[r] = At(r).values_returned.get();
-          }
-          p.values = own.values.get();
-          p.own_rows = Bytes(own.returned.get());
-          p.own_values = own.values_returned.get();
-          p.own = kRows;
-          return p;
-        });
+  void Back(int rank) const {
+    const Rank& own = At(rank);
+    EnterArgs a{};
+    static_cast<WaitArgs&>(a) = Waits(rank, kNoLimit);
+    PushArgs p = Push(rank, own.received.get(), own.back_begins, own.back_places, kLocal * kTwo);
+    for (int r = 0; r < kTwo; ++r) {
+      p.to[r] = Bytes(At(r).returned.get());
+      p.values_to[r] = At(r).values_returned.get();
+    }
+    p.values = own.values.get();
+    p.own_rows = Bytes(own.returned.get());
+    p.own_values = own.values_returned.get();
+    p.own = kRows;
+    Exchange(a, p);
+  }
+  // One exchange of all ranks there, one back.
+  void ThereAndBack(std::int64_t capacity) const {
+    for (int r = 0; r < kTwo; ++r) {
+      OthersCome(r);
+      Out(r, capacity);
+    }
+    for (int r = 0; r < kTwo; ++r) {
+      OthersCome(r);
+      Back(r);
+    }
+    Wait();
   }
   void Route(int rank, const std::vector<std::int64_t>& rows) const { At(rank).sent.Set(rows); }
   // The next step.
@@ -192,9 +191,7 @@ TEST_F(RowExchangeKernels, BringRowsToExpertsAndBack) {
   Route(0, {2, 1, 0, 3});
   Route(1, {0, 0, 2, 4});
   for (int step = 0; step < 3; ++step) {
-    Out({0, 1}, 2 * kRows, kLimit);
-    Back({0, 1}, kLimit);
-    Wait();
+    ThereAndBack(2 * kRows);
     for (int r = 0; r < kTwo; ++r) {
       EXPECT_EQ(At(r).flag[0], 0);
       EXPECT_EQ(At(r).returned.All(), kOnes);
@@ -210,9 +207,7 @@ TEST_F(RowExchangeKernels, BringRowsToExpertsAndBack) {
 TEST_F(RowExchangeKernels, RowsThatDoNotFitComeBackAsZeros) {
   Route(0, {2, 1, 0, 3});
   Route(1, {0, 0, 2, 4});
-  Out({0, 1}, 8, kLimit);
-  Back({0, 1}, kLimit);
-  Wait();
+  ThereAndBack(8);
   for (int r = 0; r < kTwo; ++r) {
     SCOPED_TRACE(r);
     EXPECT_TRUE(std::isinf(At(r).flag[0]));
@@ -224,9 +219,7 @@ TEST_F(RowExchangeKernels, RowsThatDoNotFitComeBackAsZeros) {
   }
   // The step is made again.
   for (int r = 0; r < kTwo; ++r) ResetStatus(r);
-  Out({0, 1}, 9, kLimit);
-  Back({0, 1}, kLimit);
-  Wait();
+  ThereAndBack(9);
   for (int r = 0; r < kTwo; ++r) EXPECT_EQ(At(r).returned.All(), kOnes);
 }
 
@@ -234,9 +227,9 @@ TEST_F(RowExchangeKernels, RowsThatDoNotFitComeBackAsZeros) {
 TEST_F(RowExchangeKernels, ARankThatWaitedInVainWaitsForNothingMore) {
   Route(0, {2, 1, 0, 3});
   Route(1, {0, 0, 2, 4});
-  Out({0}, 2 * kRows, 20'000'000);
+  Out(0, 2 * kRows, 20'000'000);
   for (int step = 0; step < 3; ++step) {
-    Back({0}, kNoLimit);
+    Back(0);
     Wait();
     EXPECT_TRUE(std::isnan(At(0).flag[0]));
     EXPECT_EQ(At(0).needed[0], -1);
@@ -246,11 +239,11 @@ TEST_F(RowExchangeKernels, ARankThatWaitedInVainWaitsForNothingMore) {
     EXPECT_TRUE(std::isnan(At(1).received[0])) << "pushed all the same";
     // The next step, queued before the host has looked.
     ResetStatus(0);
-    Out({0}, 2 * kRows, kNoLimit);
+    Out(0, 2 * kRows);
   }
   // The other one, too late, learns of it at once.
-  Out({1}, 2 * kRows, kNoLimit);
-  Back({1}, kNoLimit);
+  Out(1, 2 * kRows);
+  Back(1);
   Wait();
   EXPECT_TRUE(std::isnan(At(1).flag[0]));
   EXPECT_EQ(At(1).needed[0], -1);
