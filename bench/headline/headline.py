@@ -330,7 +330,7 @@ class Headline:
 
     def measure_all(self, shapes):
         for shape in shapes:
-            for layout in self.layouts:
+            for layout in self.layouts[:self.arguments.layouts]:
                 self.measure(shape, layout)
         if self.arguments.peers == "yes":
             self.peers(shapes)
@@ -397,6 +397,8 @@ def parse(words):
     parser.add_argument("--peers", choices=("yes", "no"), default="yes")
     parser.add_argument("--layers", type=int, default=0, help="of the model; 0: 32 on eight GPUs, 16 on four, else 4")
     parser.add_argument("--shapes", type=int, default=4, help="how many of the shapes, in order of importance")
+    parser.add_argument("--layouts", type=int, default=3,
+                        help="how many of the layouts are measured: (dp 1, ep N), (dp N/2, ep 2), (dp N, ep 1)")
     parser.add_argument("--routing", choices=("even", "own"), default="even",
                         help="even: experts are drawn at random, as a trained router would spread tokens; own: what "
                         "random weights choose, nearly always the same two experts")

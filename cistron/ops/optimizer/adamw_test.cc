@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -253,6 +254,44 @@ TEST(AdamW, StatesInBf16) {
             EXPECT_TRUE(Agrees(check::CompareBitwise("m", m, ConvertTo(m32, DType::kBF16))));
             EXPECT_TRUE(Agrees(check::CompareBitwise("v", v, ConvertTo(v32, DType::kBF16))));
           }
+        });
+  }
+}
+
+// Quotients and roots over the whole range, where implementations may have a way of their own for
+// its middle: magnitudes from denormal to 2^60, whose squares are finite still, and zeros; of
+// parameters that are 0, so that the quotient is what is rounded.
+TEST(AdamW, StatesInBf16OfAnyMagnitude) {
+  const std::int64_t n = std::int64_t{1} << 18;
+  const auto magnitudes = [&](const char* name, double low, double high, bool negative) {
+    const Tensor exponent = testing::Uniform({n}, DType::kF64, name, low, high);
+    const Tensor t = Tensor::Empty({n}, DType::kBF16);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const double e = exponent.data<double>()[i], sign = negative && i % 3 == 0 ? -1 : 1;
+      t.data<bf16>()[i] = bf16(i % 101 == 0 ? 0 : static_cast<float>(sign * std::exp2(e)));
+    }
+    return t;
+  };
+  for (const double width : {20.0, 160.0}) {  // a pack within the middle, one element of it not
+    SCOPED_TRACE(width);
+    const double above = std::min(width, 80.0);
+    const Tensor g = magnitudes("g", -20 - width, -20 + above, true);
+    const Tensor m = magnitudes("m", -20 - width, -20 + above, true);
+    const Tensor v = magnitudes("v", -30 - width, -30 + above, false);
+    const Tensor p32 = Tensor::Empty({n}, DType::kF32), m32 = ConvertTo(m, DType::kF32);
+    FillZero(p32);
+    const Tensor v32 = ConvertTo(v, DType::kF32);
+    AdamW(Context().WithImpl("adamw=ref"), kConfig, Scalars(0.01, 5, 0.5),
+          ConvertTo(g, DType::kF32), p32, m32, v32, {});
+    ForEachImplementation(
+        AdamWImpls(), AdamWProblem{DType::kBF16, 1, false, DType::kBF16}, [&](const Context& ctx) {
+          const Tensor p = Tensor::Empty({n}, DType::kBF16);
+          FillZero(p);
+          const Tensor m16 = m.Clone(), v16 = v.Clone();
+          AdamW(ctx, kConfig, Scalars(0.01, 5, 0.5), g, p, m16, v16, {});
+          EXPECT_TRUE(Agrees(check::CompareBitwise("p", p, ConvertTo(p32, DType::kBF16))));
+          EXPECT_TRUE(Agrees(check::CompareBitwise("m", m16, ConvertTo(m32, DType::kBF16))));
+          EXPECT_TRUE(Agrees(check::CompareBitwise("v", v16, ConvertTo(v32, DType::kBF16))));
         });
   }
 }
