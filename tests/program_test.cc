@@ -260,7 +260,9 @@ TEST_F(ProgramTest, ExplainNeedsNoGpu) {
   EXPECT_EQ(r.out.find("here nothing runs on one: cuda: ") == std::string::npos, here) << r.out;
   EXPECT_FALSE(fs::exists(tiny_.path("run")));
   // Training does.
-  if (!here) EXPECT_EQ(Train({"device=cuda"}).status, 2);
+  if (!here) {
+    EXPECT_EQ(Train({"device=cuda"}).status, 2);
+  }
 }
 
 // As a run asks: packed proteins with heads of 64, and rows of a genome with heads of 32, have

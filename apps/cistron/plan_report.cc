@@ -75,7 +75,7 @@ void PrintTime(const PlannedLayout& l, const train::Cluster& cluster) {
       Seconds(t.dense), Seconds(t.attention), Seconds(t.passes), Seconds(t.optimizer),
       Seconds(t.Exposed()), Seconds(t.Communication()));
   fmt::print("{}\n", t.slowed > 0
-                         ? fmt::format(", by which products take {} longer", Seconds(t.slowed))
+                         ? fmt::format(", which slows products by {}", Seconds(t.slowed))
                          : "");
   if (t.Compute() < kShortStep) {
     fmt::print(

@@ -205,7 +205,9 @@ class Headline:
                 *model_keys(self.work.model), f"precision={self.work.precision}", f"data.seq_len={shape.sequence}",
                 f"batch.global_tokens={ranks * shape.tokens}", "eval.every=0", "checkpoint.every=0",
                 f"model.moe_router_force_load_balancing={'true' if self.arguments.routing == 'even' else 'false'}",
-                "optim.warmup_steps=2", f"optim.states={self.arguments.states}",
+                # The last step, which is told op by op, must not be one whose rate has come to 0: quotients of zeros
+                # are slow.
+                "optim.warmup_steps=2", "optim.decay_end=100", f"optim.states={self.arguments.states}",
                 f"optim.gradients={self.arguments.gradients}"]
 
     def plan(self, piece, shape, layout):

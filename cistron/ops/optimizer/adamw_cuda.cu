@@ -1,6 +1,7 @@
 // AdamW on a GPU: one pass over memory, many parameters a launch. A first kernel makes the factors
 // from the scalars that lie on the device; the operations are the reference's in its order.
 #include <limits>
+#include <type_traits>
 
 #include "cistron/ops/cuda/rows.cuh"
 #include "cistron/ops/cuda/supports.h"
@@ -57,95 +58,6 @@ __device__ inline void Update(const AdamWFactors<C>& f, C g, C& p, C& m, C& v) {
   p = p * f.decay - f.step_size * m / denominator;
 }
 
-// IEEE's division and square root without their branches, for operands in the middle of the range:
-// the same bits. What is out of it is for `Update`. Blocks of straight code are what lets the
-// compiler mix the chains of several elements; with a branch an operation the update of bf16 states
-// is bound by their latency, not by memory, at the clock of a card that training has warmed up.
-//
-// With y within an ulp of 1/d, a quotient that is corrected twice by its exact remainder is rounded
-// as IEEE asks (Markstein, "Computation of elementary functions on the IBM RISC System/6000
-// processor", IBM J. Res. Dev. 34, 1990); the roots likewise by one correction of rsqrt's 22 bits.
-// `adamw_test` compares both with the reference over many values.
-struct Middle {
-  // Of n, d and the root's operand. Quotients of them are normal, and remainders exact.
-  static __device__ bool Holds(float n, float d, float x) {
-    return Between(fabsf(n), 0x1p-100f, 0x1p20f) & Between(d, 0x1p-40f, 0x1p20f) &
-           Between(x, 0x1p-96f, 0x1p40f);
-  }
-  static __device__ float Reciprocal(float d) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(d));
-    return __fmaf_rn(y, __fmaf_rn(-d, y, 1), y);
-  }
-  // n / d, of which y is the reciprocal.
-  static __device__ float Quotient(float n, float d, float y) {
-    float q = n * y;
-    q = __fmaf_rn(y, __fmaf_rn(-d, q, n), q);
-    return __fmaf_rn(y, __fmaf_rn(-d, q, n), q);
-  }
-  static __device__ float Root(float x) {
-    float y;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    const float root = x * y;
-    return __fmaf_rn(__fmaf_rn(-root, root, x), 0.5f * y, root);
-  }
-
- private:
-  // NaN is between nothing.
-  static __device__ bool Between(float x, float low, float high) { return x >= low && x <= high; }
-};
-
-// As Update; false, and nothing is to be used, where an operand is out of the middle.
-__device__ inline bool UpdateInMiddle(const AdamWFactors<float>& f, float g, float& p, float& m,
-                                      float& v) {
-  const float grad = g * f.clip;
-  m = m + f.one_minus_beta1 * (grad - m);
-  v = v * f.beta2 + f.one_minus_beta2 * grad * grad;
-  const float root = Middle::Root(v);
-  const float denominator =
-      Middle::Quotient(root, f.root_correction2, f.inverse_correction2) + f.eps;
-  const float numerator = f.step_size * m;
-  p = p * f.decay - Middle::Quotient(numerator, denominator, Middle::Reciprocal(denominator));
-  return Middle::Holds(numerator, denominator, v);
-}
-
-// Of the elements of packs.
-template <class P, class G, int kN>
-__device__ inline void UpdatePack(const AdamWFactors<Compute<P>>& f, const Pack<G, kN>& g,
-                                  Pack<P, kN>& p, Pack<P, kN>& m, Pack<P, kN>& v,
-                                  Compute<P> (&updated)[kN]) {
-  using C = Compute<P>;
-  C first[kN], second[kN];
-  bool done = false;
-  const auto take = [&](int k) {
-    updated[k] = Value(p.at[k]);
-    first[k] = Value(m.at[k]);
-    second[k] = Value(v.at[k]);
-    return static_cast<C>(Value(g.at[k]));
-  };
-  if constexpr (std::is_same_v<P, bf16>) {  // wider states are bound by memory
-    done = true;
-#pragma unroll
-    for (int k = 0; k < kN; ++k) {
-      const float gradient = take(k);
-      done &= UpdateInMiddle(f, gradient, updated[k], first[k], second[k]);
-    }
-  }
-  if (!done) {
-#pragma unroll
-    for (int k = 0; k < kN; ++k) {
-      const C gradient = take(k);
-      Update(f, gradient, updated[k], first[k], second[k]);
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < kN; ++k) {
-    p.at[k] = internal::Rounded<P>(updated[k]);
-    m.at[k] = internal::Rounded<P>(first[k]);
-    v.at[k] = internal::Rounded<P>(second[k]);
-  }
-}
-
 // Elements that a thread takes at once: 16 bytes of the narrower of parameter and gradient would
 // spill where they differ.
 template <class P, class G>
@@ -193,19 +105,24 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int s = 0; s < kPacks; ++s) {
       const std::int64_t i = begin + (s * kThreads + threadIdx.x) * kN;
-      C updated[kN];
-      UpdatePack(factors, gradient[s], parameter[s], first[s], second[s], updated);
+      Pack<bf16, kN> half;  // of a parameter in bf16 that is what it is rounded to itself
+#pragma unroll
+      for (int k = 0; k < kN; ++k) {
+        C a = Value(parameter[s].at[k]), b = Value(first[s].at[k]), c = Value(second[s].at[k]);
+        Update(factors, static_cast<C>(Value(gradient[s].at[k])), a, b, c);
+        parameter[s].at[k] = internal::Rounded<P>(a);
+        first[s].at[k] = internal::Rounded<P>(b);
+        second[s].at[k] = internal::Rounded<P>(c);
+        if constexpr (std::is_same_v<P, bf16>) {
+          half.at[k] = parameter[s].at[k];
+        } else {
+          half.at[k] = internal::Rounded<bf16>(static_cast<float>(a));
+        }
+      }
       StorePack(parameter[s], p + i);
       StorePack(first[s], m + i);
       StorePack(second[s], v + i);
-      if (rounded != nullptr) {
-        Pack<bf16, kN> low;
-#pragma unroll
-        for (int k = 0; k < kN; ++k) {
-          low.at[k] = internal::Rounded<bf16>(static_cast<float>(updated[k]));
-        }
-        StorePack(low, rounded + i);
-      }
+      if (rounded != nullptr) StorePack(half, rounded + i);
     }
     return;
   }

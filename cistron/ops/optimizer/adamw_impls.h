@@ -20,8 +20,7 @@ struct AdamWFactors {
   T decay;            // 1 − lr·wd
   T one_minus_beta1;  // m ← m + (1−β1)·(g − m)
   T beta2, one_minus_beta2;
-  T root_correction2;     // √(1 − β2^t)
-  T inverse_correction2;  // 1 / root_correction2, rounded
+  T root_correction2;  // √(1 − β2^t)
   T eps;
   T step_size;  // lr / (1 − β1^t)
 };
@@ -53,15 +52,13 @@ constexpr C PowerOf(C beta, C step) {
 template <class T>
 constexpr AdamWFactors<T> AdamWFactorsOf(const AdamWConfig& config, double lr, double clip,
                                          double power1, double power2) {
-  const T root_correction2 = static_cast<T>(std::sqrt(1 - power2));
   return {
       .clip = static_cast<T>(clip),
       .decay = static_cast<T>(1 - lr * config.weight_decay),
       .one_minus_beta1 = static_cast<T>(1 - config.beta1),
       .beta2 = static_cast<T>(config.beta2),
       .one_minus_beta2 = static_cast<T>(1 - config.beta2),
-      .root_correction2 = root_correction2,
-      .inverse_correction2 = 1 / root_correction2,
+      .root_correction2 = static_cast<T>(std::sqrt(1 - power2)),
       .eps = static_cast<T>(config.eps),
       .step_size = static_cast<T>(lr / (1 - power1)),
   };
