@@ -74,9 +74,8 @@ void PrintTime(const PlannedLayout& l, const train::Cluster& cluster) {
       Seconds(t.Total()), train::FormatCount(TokensPerSecond(l)), Seconds(t.experts),
       Seconds(t.dense), Seconds(t.attention), Seconds(t.passes), Seconds(t.optimizer),
       Seconds(t.Exposed()), Seconds(t.Communication()));
-  fmt::print("{}\n", t.slowed > 0
-                         ? fmt::format(", which slows products by {}", Seconds(t.slowed))
-                         : "");
+  fmt::print("{}\n",
+             t.slowed > 0 ? fmt::format(", which slows products by {}", Seconds(t.slowed)) : "");
   if (t.Compute() < kShortStep) {
     fmt::print(
         "  so short a step is bound by launches and small products, which are not predicted\n");
