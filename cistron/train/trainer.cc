@@ -7,14 +7,12 @@
 #include <chrono>
 #include <deque>
 #include <memory>
-#include <sstream>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
-#include "cistron/comm/nccl/nccl.h"
 #include "cistron/comm/self.h"
 #include "cistron/data/read_ahead.h"
 #include "cistron/io/checkpoint.h"
@@ -23,7 +21,6 @@
 #include "cistron/parallel/agreement.h"
 #include "cistron/parallel/mesh.h"
 #include "cistron/parallel/rank_sums.h"
-#include "cistron/tensor/cuda_backend.h"
 #include "cistron/tensor/trace.h"
 #include "cistron/train/checkpoint_saver.h"
 #include "cistron/train/evaluate.h"
@@ -36,7 +33,9 @@
 #include "cistron/train/model_source.h"
 #include "cistron/train/profile.h"
 #include "cistron/train/progress.h"
+#include "cistron/train/rank_start.h"
 #include "cistron/train/reading_rules.h"
+#include "cistron/train/run_description.h"
 #include "cistron/train/step_runner.h"
 #include "cistron/train/training_state.h"
 #include "cistron/train/training_step.h"
@@ -53,17 +52,6 @@ optim::AdamWOptions OptimizerOptions(const OptimOptions& o) {
       .max_grad_norm = o.clip,
       .decay_embeddings = o.decay_embeddings,
       .decay_all = o.decay_all};
-}
-
-std::string PrecisionText(const RunConfig& c) {
-  if (c.precision == Precision::kFp32) return "fp32";
-  std::string text = c.HasMasters() ? "bf16 with fp32 masters"
-                                    : "bf16 weights and optimiser states, no fp32 masters";
-  const quant::Recipe recipe = MakeRecipe(c.precision, c.recipe);
-  if (quant::Quantizes(recipe)) text += fmt::format(", products in {}", quant::Name(recipe));
-  const std::string gradients = GradientText(c.GradientDType(), c.OneMicroBatch());
-  if (!gradients.empty()) text += ", " + gradients;
-  return text;
 }
 
 // Of a GPU: of its tensors. Of a CPU: of the process.
@@ -126,19 +114,6 @@ std::optional<fs::path> CheckpointToResume(const fs::path& root) {
 bool HasCheckpoint(const RunConfig& config) {
   if (config.run.on_exists == OnExists::kNew) return false;
   return CheckpointToResume(RunPaths{config.output}.checkpoints()).has_value();
-}
-
-// "'seed: 1' and 'seed: 2'": the first lines that are not equal.
-std::string FirstDifference(const std::string& a, const std::string& b) {
-  std::istringstream lines_a(a), lines_b(b);
-  std::string line_a, line_b;
-  do {
-    line_a.clear();
-    line_b.clear();
-    std::getline(lines_a, line_a);
-    std::getline(lines_b, line_b);
-  } while (line_a == line_b && (lines_a || lines_b));
-  return fmt::format("'{}' and '{}'", line_a, line_b);
 }
 
 parallel::ExpertExchange ExpertExchangeOf(const RunConfig& config) {
@@ -212,7 +187,10 @@ class Trainer {
 
   TrainOutcome Run() {
     if (directory_ && !directory_->notice().empty()) Print(directory_->notice());
-    Describe();
+    for (const std::string& line :
+         DescribeRun(config_, *corpus_, mesh_, ctx_.device(), model_.expert_ranks)) {
+      Print(line);
+    }
     const RunPaths paths{config_.output};
     const std::int64_t total = config_.train.steps;
     TrainOutcome outcome{paths, optimizer_.step(), false, {}, std::nullopt};
@@ -276,69 +254,6 @@ class Trainer {
     Print("the data has changed since the checkpoint: the run goes on from its start");
     position_.stream = {.step = position_.stream.step};
     position_.fingerprint = corpus_->fingerprint();
-  }
-
-  void Describe() {
-    const model::MixtralConfig& m = config_.model;
-    Print(fmt::format("model: {} parameters, {} a token; {} layers, {} experts, top-{}; {}",
-                      FormatCount(static_cast<double>(model::ParameterCount(m))),
-                      FormatCount(static_cast<double>(model::ActiveParameterCount(m))),
-                      m.num_hidden_layers, m.num_local_experts, m.num_experts_per_tok,
-                      PrecisionText(config_)));
-    const auto heldout = static_cast<double>(corpus_->heldout_bases());
-    Print(fmt::format("data: {} {}s train, {} held out; {} tokens a step, {} steps; {}",
-                      FormatCount(static_cast<double>(corpus_->train_bases())), unit_,
-                      heldout_ ? FormatCount(heldout) : "none", config_.batch.global_tokens,
-                      config_.train.steps, DeviceText()));
-    const double all_layers = m.output_router_logits ? m.router_aux_loss_coef : 0;
-    bool none = true;
-    for (const auto& [name, coefficient] :
-         {std::pair{"load-balancing loss of all layers together", all_layers},
-          {"load-balancing loss of each layer", m.moe_aux_loss_coeff},
-          {"router z-loss of each layer", m.moe_z_loss_coeff}}) {
-      if (coefficient == 0) continue;
-      Print(
-          fmt::format("auxiliary loss: {} times the {} is part of the training loss; metrics "
-                      "show it apart",
-                      coefficient, name));
-      none = false;
-    }
-    if (none) {
-      Print(
-          "auxiliary loss: not part of the training loss (model.moe_aux_loss_coeff, or "
-          "model.output_router_logits with model.router_aux_loss_coef, would balance the experts)");
-    }
-    const bool strands = data::ByteTable::Of(config_.data.alphabet).HasComplement();
-    // The default was not asked for.
-    const double reversed = config_.data.reverse_complement;
-    if (!strands && reversed > 0 && reversed != data::DataConfig().reverse_complement) {
-      Print(fmt::format("data.reverse_complement={} has no effect: {} has no other strand",
-                        reversed, data::AlphabetName(config_.data.alphabet)));
-    }
-  }
-
-  std::string DeviceText() const {
-    const std::string ranks =
-        mesh_.size() == 1
-            ? ""
-            : fmt::format("{} ranks ({}, parallel.dp={} parallel.ep={}) of ", mesh_.size(),
-                          mesh_.world().transport(), mesh_.dp(), mesh_.ep());
-    if (ctx_.device().type == DeviceType::kCpu) {
-      return fmt::format("{}{} thread{}", ranks, NumThreads(), NumThreads() == 1 ? "" : "s");
-    }
-    std::string rows;
-    if (model_.expert_ranks != nullptr) {
-      const std::string& why = model_.expert_ranks->why_by_host();
-      rows = why.empty() ? fmt::format(
-                               ", whose rows of experts go into each other's memory, with room for "
-                               "{:.3g} times an even share (parallel.ep_buffer_factor)",
-                               model_.expert_ranks->buffer_factor())
-                         : fmt::format(
-                               ", whose rows of experts go through NCCL, counted by the "
-                               "hosts: {}",
-                               why);
-    }
-    return ranks + cuda::Devices().at(static_cast<std::size_t>(ctx_.device().index)).name + rows;
   }
 
   // Steps to the end; false when a stop was asked for before it.
@@ -691,60 +606,6 @@ class Trainer {
   Clock::time_point mark_{};  // when the step that finishes next began, or the one before it ended
   std::string graph_note_;
 };
-
-// Ranks that were started with other configurations, or are other programs, would train nothing
-// that means anything.
-void CheckAlike(const LoadedConfig& loaded, const std::string& program, comm::Communicator& ranks) {
-  if (ranks.size() == 1) return;
-  const std::string mine = fmt::format("{}\n{}", program, ToYaml(loaded.config));
-  const std::vector<std::string> all = parallel::FromAll(ranks, [&] { return mine; });
-  for (std::size_t r = 1; r < all.size(); ++r) {
-    if (all[r] == all[0]) continue;
-    throw parallel::SharedError(
-        ErrorCode::kBadInput,
-        fmt::format("rank {} was started with another configuration or program than rank 0; they "
-                    "differ first in {}",
-                    r, FirstDifference(all[0], all[r])));
-  }
-}
-
-// Fingerprints by rank. Files of one name may differ between machines; rows that are not the same
-// on all ranks would be trained on, and what is held out would not.
-void CheckSameData(const std::vector<std::string>& data) {
-  for (std::size_t r = 1; r < data.size(); ++r) {
-    if (data[r] == data[0]) continue;
-    throw parallel::SharedError(
-        ErrorCode::kBadInput,
-        fmt::format(
-            "rank {} reads other data than rank 0: files of data.train or data.heldout have "
-            "the same names and differ; give all machines the same files",
-            r));
-  }
-}
-
-// Of ranks with a GPU each: `device` becomes this rank's, and the result moves tensors of it.
-std::unique_ptr<comm::Communicator> ConnectDevices(comm::Communicator& ranks, Device& device,
-                                                   std::chrono::seconds limit) {
-  if (ranks.transport() == "inproc") {
-    throw parallel::SharedError(
-        ErrorCode::kUnsupported,
-        fmt::format(
-            "device=cuda: ranks on GPUs are processes, not threads of one; start the run "
-            "with `cistron launch -n {0} train …` or `mpirun -np {0} cistron train …`, in a "
-            "build with Open MPI",
-            ranks.size()));
-  }
-  const auto require = [&](int index) {
-    parallel::FromAll(ranks, [&] {
-      cuda::RequireDevice(index);
-      return std::string();
-    });
-  };
-  require(0);  // without any GPU how many there are for how many ranks is beside the point
-  device = comm::nccl::DeviceOfRank(ranks);
-  require(device.index);
-  return comm::nccl::Connect(ranks, device, {.communicator = {.limit = limit}});
-}
 
 }  // namespace
 
