@@ -26,6 +26,7 @@
 #include "cistron/testing/cuda.h"
 #include "cistron/testing/random.h"
 #include "cistron/train/bench_step.h"
+#include "cistron/train/memory_fit.h"
 #include "cistron/train/memory_plan.h"
 
 namespace cistron {

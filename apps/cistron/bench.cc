@@ -9,6 +9,7 @@
 #include "cistron/base/threads.h"
 #include "cistron/tensor/kernel_trace.h"
 #include "cistron/train/bench_step.h"
+#include "cistron/train/memory_fit.h"
 #include "cistron/train/memory_plan.h"
 
 namespace cistron::app {

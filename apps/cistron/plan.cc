@@ -12,6 +12,7 @@
 #include "cistron/train/bench_step.h"
 #include "cistron/train/cluster.h"
 #include "cistron/train/config_schema.h"
+#include "cistron/train/memory_fit.h"
 #include "cistron/train/memory_plan.h"
 #include "cistron/train/progress.h"
 #include "cistron/train/step_plan.h"

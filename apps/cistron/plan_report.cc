@@ -9,6 +9,7 @@
 
 #include "apps/cistron/command.h"
 #include "cistron/base/error.h"
+#include "cistron/train/memory_fit.h"
 #include "cistron/train/progress.h"
 #include "cistron/train/rank_simulation.h"
 #include "cistron/train/value_range.h"

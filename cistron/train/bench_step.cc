@@ -14,6 +14,7 @@
 #include "cistron/base/threads.h"
 #include "cistron/model/local_mixtral.h"
 #include "cistron/ops/cross_entropy/cross_entropy.h"
+#include "cistron/train/memory_fit.h"
 #include "cistron/train/profile.h"
 #include "cistron/train/step_runner.h"
 #include "cistron/train/training_step.h"

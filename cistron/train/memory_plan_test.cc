@@ -7,6 +7,7 @@
 
 #include "cistron/base/threads.h"
 #include "cistron/train/bench_step.h"
+#include "cistron/train/memory_fit.h"
 #include "cistron/train/memory_plan.h"
 
 namespace cistron::train {

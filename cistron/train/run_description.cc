@@ -63,8 +63,8 @@ std::vector<std::string> DescribeRun(const RunConfig& config, const data::Corpus
   lines.push_back(fmt::format(
       "data: {} {}s train, {} held out; {} tokens a step, {} steps; {}",
       FormatCount(static_cast<double>(corpus.train_bases())), data::UnitName(config.data.alphabet),
-      config.data.split.kind == data::SplitRule::Kind::kNone ? "none" : FormatCount(heldout), config.batch.global_tokens, config.train.steps,
-      DeviceText(mesh, device, experts)));
+      config.data.split.kind == data::SplitRule::Kind::kNone ? "none" : FormatCount(heldout),
+      config.batch.global_tokens, config.train.steps, DeviceText(mesh, device, experts)));
   const double all_layers = m.output_router_logits ? m.router_aux_loss_coef : 0;
   bool none = true;
   for (const auto& [name, coefficient] :

@@ -11,6 +11,7 @@
 #include "cistron/base/error.h"
 #include "cistron/base/threads.h"
 #include "cistron/train/measure_ranks.h"
+#include "cistron/train/memory_fit.h"
 #include "cistron/train/rank_simulation.h"
 
 namespace cistron::train {

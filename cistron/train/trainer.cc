@@ -28,6 +28,7 @@
 #include "cistron/train/explain_run.h"
 #include "cistron/train/failure_text.h"
 #include "cistron/train/machine_peak.h"
+#include "cistron/train/memory_fit.h"
 #include "cistron/train/memory_plan.h"
 #include "cistron/train/metrics.h"
 #include "cistron/train/model_source.h"
