@@ -350,6 +350,10 @@ TEST_F(ProgramTest, LaunchWithoutANumberOfRanksSaysWhichToGive) {
   // The last value of a key counts, as it does in a configuration.
   EXPECT_THAT(launch({"train", "parallel.dp=2", "parallel.ep=4", "parallel.ep=2"}),
               HasSubstr("launch -n 4 train"));
+  // As a shell reads it.
+  EXPECT_THAT(
+      launch({"train", name, "L1_8x7B_ep", "output=my runs/it's $1"}),
+      HasSubstr("launch -n 8 train --config-name L1_8x7B_ep 'output=my runs/it'\\''s $1'`"));
   // Where nothing says how many.
   for (const std::vector<std::string>& words :
        {std::vector<std::string>{}, {"info"}, {"train", name, "L0_sanity"}}) {

@@ -210,7 +210,7 @@ class LaunchCommand final : public Command {
                     "launch: -n says how many ranks to start, parallel.dp times parallel.ep of "
                     "them; write `cistron launch -n {} {}`{}",
                     ranks == 0 ? "N" : std::to_string(ranks),
-                    command_.empty() ? "train …" : fmt::format("{}", fmt::join(command_, " ")),
+                    command_.empty() ? "train …" : ShellQuoted(command_),
                     ranks == 0 ? ", as in `cistron launch -n 2 train --config-name L0_sanity "
                                  "parallel.ep=2`"
                                : "");

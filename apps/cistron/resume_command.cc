@@ -7,7 +7,6 @@
 #include "cistron/base/env.h"
 
 namespace cistron::app {
-namespace {
 
 std::string ShellQuoted(const std::string& word) {
   constexpr std::string_view kPlain =
@@ -18,16 +17,19 @@ std::string ShellQuoted(const std::string& word) {
   return quoted + "'";
 }
 
-}  // namespace
+std::string ShellQuoted(const std::vector<std::string>& words) {
+  std::string quoted;
+  for (const std::string& word : words) quoted += (quoted.empty() ? "" : " ") + ShellQuoted(word);
+  return quoted;
+}
 
 std::string OwnCommand() {
   std::ifstream in("/proc/self/cmdline", std::ios::binary);
-  std::string command;
+  std::vector<std::string> words;
   for (std::string word; std::getline(in, word, '\0');) {
-    if (word.starts_with("run.on_exists=")) word = "run.on_exists=auto";
-    command += (command.empty() ? "" : " ") + ShellQuoted(word);
+    words.push_back(word.starts_with("run.on_exists=") ? "run.on_exists=auto" : word);
   }
-  return command;
+  return ShellQuoted(words);
 }
 
 std::string ResumeCommand() {

@@ -2,11 +2,17 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace cistron::app {
 
 // What `cistron launch` leaves in the environment of ranks: its own command.
 inline constexpr const char* kLaunchCommandVariable = "CISTRON_LAUNCH_COMMAND";
+
+// As a shell reads it: quoted where it must be.
+std::string ShellQuoted(const std::string& word);
+// The words of a command, with blanks between them.
+std::string ShellQuoted(const std::vector<std::string>& words);
 
 // This process's own command line, quoted for a shell, with run.on_exists=auto where another value
 // would not continue a run.
