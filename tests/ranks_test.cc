@@ -383,17 +383,41 @@ TEST_F(RanksTest, SignalsSaveOnAllRanksAndTheRunResumes) {
   }
 }
 
-// Trap launch: a second Ctrl-C, and one that comes before there is anything to save.
-TEST_F(RanksTest, LaunchEndsAtOnceWhereThereIsNothingToSave) {
-  testing::Process process(tiny_.path("."), Launch(2, TrainWords("early", {"train.steps=100000"})));
-  for (int i = 0; i < 2000 && Pids("early").empty(); ++i) {
+// Trap launch: a signal to it may come before its ranks catch any, and before they say a word.
+TEST_F(RanksTest, LaunchSavesHoweverEarlyItIsAsked) {
+  int number = 0;
+  for (const int milliseconds_later : {0, 20, 100, 300}) {
+    const std::string run = fmt::format("early{}", milliseconds_later);
+    SCOPED_TRACE(run);
+    testing::Process process(tiny_.path("."), Launch(2, TrainWords(run, Endless())));
+    for (int i = 0; i < 2000 && Pids(run).empty(); ++i) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    std::this_thread::sleep_for(milliseconds(milliseconds_later));
+    process.Signal(number++ % 2 == 0 ? SIGTERM : SIGINT);
+    EXPECT_EQ(process.Wait(), 0);
+    EXPECT_EQ(process.Errors(),
+              "launch: asked the ranks to save and stop; once more ends them now\n");
+    EXPECT_THAT(process.Output(),
+                AllOf(HasSubstr("as asked; saved in"), Not(HasSubstr("catches signals"))));
+    EXPECT_EQ(tiny_.Newest(run).step(), tiny_.Metrics(run).back().step);
+    ExpectNoRankLeft(run);
+  }
+}
+
+TEST_F(RanksTest, LaunchThatIsAskedTwiceEndsWithoutSuccess) {
+  testing::Process process(tiny_.path("."), Launch(2, TrainWords("twice", Endless())));
+  for (int i = 0; i < 2000 && Pids("twice").size() < 2; ++i) {
     std::this_thread::sleep_for(milliseconds(1));
   }
+  kill(Pids("twice").at(1), SIGSTOP);  // it cannot save
+  process.Signal(SIGINT);
+  std::this_thread::sleep_for(milliseconds(1100));  // sooner it is the same request
   process.Signal(SIGINT);
   const auto begin = Clock::now();
-  process.Wait();
+  EXPECT_NE(process.Wait(), 0);
   EXPECT_LT(Clock::now() - begin, kSlack);
-  ExpectNoRankLeft("early");
+  ExpectNoRankLeft("twice");
 }
 
 TEST_F(RanksTest, NoRankOutlivesALaunchThatIsKilled) {

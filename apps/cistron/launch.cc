@@ -77,7 +77,7 @@ struct File {
 // mpirun and what its ranks print, until all have ended.
 class MpirunJob {
  public:
-  explicit MpirunJob(const std::vector<std::string>& command) {
+  MpirunJob(const std::vector<std::string>& command, std::int64_t ranks) : deaf_(ranks) {
     sigset_t stops;
     sigemptyset(&stops);
     for (const int number : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&stops, number);
@@ -146,32 +146,43 @@ class MpirunJob {
       of_mpirun_ += line + "\n";
       return;
     }
-    started_ = true;
+    if (line == kSignalsCaughtLine) {
+      --deaf_;
+      if (asked_) PassOn();
+      return;
+    }
     error_told_ = error_told_ || line.starts_with("error: ");
     const std::string name = rank == 0 ? "" : fmt::format("rank {}: ", rank);
     std::fprintf(to, "%s%s\n", name.c_str(), line.c_str());
     std::fflush(to);
   }
 
-  // mpirun passes SIGUSR1 on to every rank, which then saves. Ranks that have printed nothing have
-  // nothing to save, and may not know the signal yet.
   void Stop() {
     signalfd_siginfo info{};
     if (read(signals_.fd, &info, sizeof(info)) != sizeof(info)) return;
     const auto now = Clock::now();
     // A terminal and `timeout` may send the same twice.
     if (asked_ && now - *asked_ < std::chrono::seconds(1)) return;
-    const bool save = started_ && !asked_;
+    const bool again = asked_.has_value();
     asked_ = now;
-    if (save) {
-      std::fprintf(stderr, "launch: asked the ranks to save and stop; once more ends them now\n");
+    if (again) {
+      kill(pid_, SIGTERM);
+      return;
     }
-    kill(pid_, save ? SIGUSR1 : SIGTERM);
+    std::fprintf(stderr, "launch: asked the ranks to save and stop; once more ends them now\n");
+    PassOn();
+  }
+
+  // mpirun passes SIGUSR1 on to every rank, which then saves. It would end a rank that does not
+  // catch it yet, and be lost on one that has not been started: such ranks are waited for.
+  void PassOn() {
+    if (deaf_ == 0) kill(pid_, SIGUSR1);
   }
 
   File signals_, out_, err_;
   pid_t pid_ = -1;
-  bool started_ = false, error_told_ = false;
+  std::int64_t deaf_;  // ranks that do not catch signals yet
+  bool error_told_ = false;
   std::string of_mpirun_;
   std::optional<Clock::time_point> asked_;
 };
@@ -232,7 +243,7 @@ class LaunchCommand final : public Command {
     if (!lacking.empty()) {
       CISTRON_THROW(kUnsupported, "launch --as processes: {}; use --as threads", lacking);
     }
-    return MpirunJob(MpirunCommand(*mpirun)).Wait();
+    return MpirunJob(MpirunCommand(*mpirun), ranks_).Wait();
   }
 
  private:

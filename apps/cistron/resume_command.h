@@ -9,6 +9,10 @@ namespace cistron::app {
 // What `cistron launch` leaves in the environment of ranks: its own command.
 inline constexpr const char* kLaunchCommandVariable = "CISTRON_LAUNCH_COMMAND";
 
+// What its ranks print, each on a line of its own, once CatchStopSignals has been called; launch
+// does not show it.
+inline constexpr const char* kSignalsCaughtLine = "cistron: this rank catches signals";
+
 // As a shell reads it: quoted where it must be.
 std::string ShellQuoted(const std::string& word);
 // The words of a command, with blanks between them.

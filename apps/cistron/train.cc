@@ -82,6 +82,10 @@ class TrainCommand final : public Command {
   int Run() override {
     CatchStopSignals();
     const auto launched = FindLaunchedRank();
+    if (launched && GetEnv(kLaunchCommandVariable)) {
+      fmt::print("{}\n", kSignalsCaughtLine);
+      std::fflush(stdout);
+    }
     if (keys_ || print_config_ || explain_) {
       if (!launched || launched->rank == 0) Print();
       return kOk;
