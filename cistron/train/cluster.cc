@@ -7,13 +7,15 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <initializer_list>
 #include <set>
-#include <sstream>
 #include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 #include "cistron/base/error.h"
+#include "cistron/io/file.h"
 
 namespace cistron::train {
 namespace {
@@ -89,45 +91,97 @@ Cluster OfDataSheet(const DataSheet& sheet, std::int64_t gpus) {
   return c;
 }
 
+// Of rates and latencies; in units of 1e12 it is far from what a double holds.
+constexpr double kMostRate = 1e9;
+constexpr double kMostGib = 1e6, kMostCount = 1e6;
+
+// The map of a file, or one inside it.
 class Reader {
  public:
-  Reader(const YAML::Node& node, std::string where) : node_(node), where_(std::move(where)) {
-    if (!node_.IsMap()) CISTRON_THROW(kBadInput, "{}: this is no map of keys", where_);
-  }
-  void OnlyKeys(std::initializer_list<std::string_view> keys) const {
+  // `file`: its name; `path`: the keys of maps that this one is in, each with ": " after it.
+  Reader(const YAML::Node& node, std::string file, std::string path,
+         std::initializer_list<std::string_view> keys)
+      : node_(node), file_(std::move(file)), path_(std::move(path)) {
+    if (!node_.IsMap()) Fail(node_, "this is no map of keys");
+    std::set<std::string> seen;
     for (const auto& entry : node_) {
-      const auto key = entry.first.as<std::string>();
-      if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
-      CISTRON_THROW(kBadInput, "{}: there is no key '{}'; known: {}", where_, key,
-                    fmt::join(keys, ", "));
+      if (!entry.first.IsScalar()) Fail(entry.first, "a key must be a plain name");
+      const std::string& key = entry.first.Scalar();
+      if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
+        Fail(entry.first,
+             fmt::format("there is no key '{}'; known: {}", key, fmt::join(keys, ", ")));
+      }
+      if (!seen.insert(key).second) {
+        Fail(entry.first, fmt::format("{} is given twice in this file", key));
+      }
     }
   }
   bool Has(const char* key) const { return node_[key].IsDefined(); }
-  std::string Text(const char* key) const { return Has(key) ? node_[key].as<std::string>() : ""; }
-  double Positive(const char* key) const {
-    double value = 0;
-    if (!Has(key)) CISTRON_THROW(kBadInput, "{}: the key '{}' is missing", where_, key);
-    if (!node_[key].IsScalar() || !YAML::convert<double>::decode(node_[key], value) ||
-        !(value > 0) || !std::isfinite(value)) {
-      CISTRON_THROW(kBadInput, "{}: {} must be a number greater than 0", where_, key);
-    }
+  std::string Text(const char* key, const std::string& otherwise) const {
+    if (!Has(key)) return otherwise;
+    if (!node_[key].IsScalar()) FailValue(key, "text");
+    return node_[key].Scalar();
+  }
+  double Positive(const char* key, double most = kMostRate) const {
+    const double value = Number(key);
+    if (!(value > 0)) FailValue(key, "a number greater than 0");
+    if (!(value <= most)) FailValue(key, fmt::format("a number up to {}", most));
     return value;
   }
-  double Positive(const char* key, double otherwise) const {
-    return Has(key) ? Positive(key) : otherwise;
+  double PositiveOr(double otherwise, const char* key, double most = kMostRate) const {
+    return Has(key) ? Positive(key, most) : otherwise;
+  }
+  // From 0 to 1.
+  double PartOr(double otherwise, const char* key) const {
+    if (!Has(key)) return otherwise;
+    const double value = Number(key);
+    if (!(value >= 0 && value <= 1)) FailValue(key, "a number from 0 to 1");
+    return value;
   }
   std::int64_t Count(const char* key) const {
-    const double value = Positive(key);
-    if (value != std::floor(value) || value > 1e6) {
-      CISTRON_THROW(kBadInput, "{}: {} must be a whole number up to 1000000", where_, key);
+    const double value = Number(key);
+    if (!(value >= 1 && value <= kMostCount) || value != std::floor(value)) {
+      FailValue(key, fmt::format("a whole number from 1 to {}", kMostCount));
     }
     return static_cast<std::int64_t>(value);
   }
-  Reader Map(const char* key) const { return {node_[key], fmt::format("{}: {}", where_, key)}; }
+  Reader Map(const char* key, std::initializer_list<std::string_view> keys) const {
+    return {node_[key], file_, fmt::format("{}{}: ", path_, key), keys};
+  }
+  [[noreturn]] void FailMissing(const char* key, const std::string& meaning = {}) const {
+    Fail(node_, fmt::format("the key '{}' is missing{}", key, meaning));
+  }
 
  private:
+  // Not a number where the value is none.
+  double Number(const char* key) const {
+    if (!Has(key)) FailMissing(key);
+    double value = 0;
+    const bool is_number =
+        node_[key].IsScalar() && YAML::convert<double>::decode(node_[key], value);
+    return is_number ? value : std::nan("");
+  }
+  [[noreturn]] void Fail(const YAML::Node& at, const std::string& what) const {
+    const YAML::Mark mark = at.Mark();
+    const std::string line = mark.is_null() ? "" : fmt::format(":{}", mark.line + 1);
+    CISTRON_THROW(kBadInput, "{}{}: {}{}", file_, line, path_, what);
+  }
+  [[noreturn]] void FailValue(const char* key, const std::string& wanted) const {
+    const YAML::Node value = node_[key];
+    const std::string is = value.IsScalar()     ? value.Scalar()
+                           : value.IsSequence() ? "a list"
+                           : value.IsMap()      ? "a map"
+                                                : "empty";
+    // The key is where a person looks; an empty value is said to be on the next line.
+    YAML::Node at = value;
+    for (const auto& entry : node_) {
+      if (entry.first.Scalar() == key) at = entry.first;
+    }
+    Fail(at, fmt::format("{} is {}; it must be {}", key, is, wanted));
+  }
+
   YAML::Node node_;
-  std::string where_;
+  std::string file_, path_;
 };
 
 Link ReadLink(const Reader& r) {
@@ -135,63 +189,73 @@ Link ReadLink(const Reader& r) {
 }
 
 Collectives ReadCollectives(const Reader& r) {
-  r.OnlyKeys({"gb_per_s", "latency_us", "all_to_all", "all_gather", "reduce_scatter", "all_reduce",
-              "slows_products"});
   Collectives c;
-  c.slows_products = r.Positive("slows_products", kNvLink4.slows_products);
+  c.slows_products = r.PartOr(kNvLink4.slows_products, "slows_products");
   for (const auto& [key, link] :
        {std::pair{"all_to_all", &c.all_to_all}, std::pair{"all_gather", &c.all_gather},
         std::pair{"reduce_scatter", &c.reduce_scatter}, std::pair{"all_reduce", &c.all_reduce}}) {
-    const Reader of = r.Has(key) ? r.Map(key) : r;
-    if (r.Has(key)) of.OnlyKeys({"gb_per_s", "latency_us"});
-    *link = ReadLink(of);
+    *link = ReadLink(r.Has(key) ? r.Map(key, {"gb_per_s", "latency_us"}) : r);
   }
   return c;
+}
+
+YAML::Node ParseYaml(const std::string& yaml, const std::string& name) {
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(yaml);
+    if (documents.size() > 1) {
+      const YAML::Mark second = documents[1].Mark();
+      CISTRON_THROW(kBadInput,
+                    "{}{}: a second document begins here; a cluster is one: remove the `---` "
+                    "before it",
+                    name, second.is_null() ? "" : fmt::format(":{}", second.line + 1));
+    }
+    return documents.empty() ? YAML::Node() : documents[0];
+  } catch (const YAML::Exception& error) {
+    CISTRON_THROW(kBadInput, "{}:{}: this is not YAML: {}", name,
+                  error.mark.is_null() ? 1 : error.mark.line + 1, error.msg);
+  }
 }
 
 }  // namespace
 
 Cluster ParseCluster(const std::string& yaml, const std::string& name) {
-  try {
-    const Reader r(YAML::Load(yaml), name);
-    r.OnlyKeys({"name", "nodes", "gpus_per_node", "memory_gib", "product_tflops", "grouped_tflops",
-                "attention_tflops", "attention_backward_tflops", "copy_gb_per_s",
-                "optimizer_of_copy", "passes_of_copy", "within", "between", "sources"});
-    Cluster c;
-    c.name = r.Has("name") ? r.Text("name") : name;
-    c.nodes = r.Count("nodes");
-    c.gpus_per_node = r.Count("gpus_per_node");
-    c.memory_bytes = static_cast<std::int64_t>(r.Positive("memory_gib") * 0x1p30);
-    GpuRates& g = c.rates;
-    g.product_flops = r.Positive("product_tflops") * kTera;
-    g.grouped_flops = r.Positive("grouped_tflops", g.product_flops / kTera) * kTera;
-    g.attention_flops = r.Positive("attention_tflops", g.product_flops / kTera) * kTera;
-    g.attention_backward_flops =
-        r.Positive("attention_backward_tflops", g.attention_flops / kTera) * kTera;
-    g.copy_bytes_per_s = r.Positive("copy_gb_per_s") * kGiga;
-    g.optimizer_of_copy = r.Positive("optimizer_of_copy", kH200.optimizer_of_copy);
-    g.passes_of_copy = r.Positive("passes_of_copy", kH200.passes_of_copy);
-    if (c.gpus_per_node > 1) {
-      if (!r.Has("within")) {
-        CISTRON_THROW(kBadInput, "{}: the key 'within' is missing: what joins {} GPUs of a node",
-                      name, c.gpus_per_node);
-      }
-      c.within = ReadCollectives(r.Map("within"));
-    }
-    if (c.nodes > 1) {
-      if (!r.Has("between")) {
-        CISTRON_THROW(kBadInput, "{}: the key 'between' is missing: what joins {} nodes", name,
-                      c.nodes);
-      }
-      const Reader between = r.Map("between");
-      between.OnlyKeys({"gb_per_s", "latency_us"});
-      c.between = ReadLink(between);
-    }
-    c.sources = r.Has("sources") ? r.Text("sources") : name;
-    return c;
-  } catch (const YAML::Exception& error) {
-    CISTRON_THROW(kBadInput, "{}: {}", name, error.what());
+  const Reader r(
+      ParseYaml(yaml, name), name, "",
+      {"name", "nodes", "gpus_per_node", "memory_gib", "product_tflops", "grouped_tflops",
+       "attention_tflops", "attention_backward_tflops", "copy_gb_per_s", "optimizer_of_copy",
+       "passes_of_copy", "within", "between", "sources"});
+  Cluster c;
+  c.name = r.Text("name", name);
+  c.nodes = r.Count("nodes");
+  c.gpus_per_node = r.Count("gpus_per_node");
+  c.memory_bytes = static_cast<std::int64_t>(r.Positive("memory_gib", kMostGib) * 0x1p30);
+  GpuRates& g = c.rates;
+  const double product = r.Positive("product_tflops"),
+               attention = r.PositiveOr(product, "attention_tflops");
+  g.product_flops = product * kTera;
+  g.grouped_flops = r.PositiveOr(product, "grouped_tflops") * kTera;
+  g.attention_flops = attention * kTera;
+  g.attention_backward_flops = r.PositiveOr(attention, "attention_backward_tflops") * kTera;
+  g.copy_bytes_per_s = r.Positive("copy_gb_per_s") * kGiga;
+  g.optimizer_of_copy = r.PositiveOr(kH200.optimizer_of_copy, "optimizer_of_copy", 1);
+  g.passes_of_copy = r.PositiveOr(kH200.passes_of_copy, "passes_of_copy", 1);
+  // Also of nodes of one GPU: what products lose beside collectives beyond them.
+  c.within.slows_products = kNvLink4.slows_products;
+  if (r.Has("within")) {
+    c.within =
+        ReadCollectives(r.Map("within", {"gb_per_s", "latency_us", "all_to_all", "all_gather",
+                                         "reduce_scatter", "all_reduce", "slows_products"}));
+  } else if (c.gpus_per_node > 1) {
+    r.FailMissing("within", fmt::format(": what joins {} GPUs of a node", c.gpus_per_node));
   }
+  if (r.Has("between")) {
+    const Link between = ReadLink(r.Map("between", {"gb_per_s", "latency_us"}));
+    if (c.nodes > 1) c.between = between;
+  } else if (c.nodes > 1) {
+    r.FailMissing("between", fmt::format(": what joins {} nodes", c.nodes));
+  }
+  c.sources = r.Text("sources", name);
+  return c;
 }
 
 Cluster FindCluster(const std::string& text) {
@@ -213,17 +277,19 @@ Cluster FindCluster(const std::string& text) {
     }
     return OfDataSheet(sheet, gpus);
   }
-  std::ifstream in(text);
-  if (!in || std::filesystem::is_directory(text)) {
+  // Reading a pipe or a device may never end.
+  std::error_code no_such_file;
+  const bool is_file = std::filesystem::is_regular_file(text, no_such_file);
+  if (!is_file) {
     CISTRON_THROW(kBadInput,
                   "cluster={}: the cluster is NxDEVICE with one of A100, H100, H200, B200, or the "
-                  "path of a YAML file (docs/plan.md); there is no such file. For the memory of "
-                  "one other GPU give plan.memory_gib=N",
-                  text);
+                  "path of a YAML file (docs/plan.md); {}. For the memory of one other GPU give "
+                  "plan.memory_gib=N",
+                  text,
+                  std::filesystem::exists(text, no_such_file) ? "this is no regular file"
+                                                              : "there is no such file");
   }
-  std::stringstream content;
-  content << in.rdbuf();
-  return ParseCluster(content.str(), text);
+  return ParseCluster(io::ReadFile(text), text);
 }
 
 }  // namespace cistron::train

@@ -21,7 +21,8 @@ struct Link {
 // of nccl-tests), which is comparable between numbers of ranks.
 struct Collectives {
   Link all_to_all, all_gather, reduce_scatter, all_reduce;
-  // Seconds that products lose for each second in which a collective runs beside them.
+  // Seconds that products lose for each second in which a collective runs beside them, whether it
+  // stays in the node or not; 0 to 1.
   double slows_products = 0;
 };
 
@@ -48,7 +49,7 @@ struct Cluster {
 };
 
 // "8xH200": so many GPUs in nodes of eight (A100, H100, H200, B200), or the path of a YAML file
-// (docs/plan.md). Throws kBadInput, kNotFound.
+// (docs/plan.md). Throws kBadInput, kIo.
 Cluster FindCluster(const std::string& text);
 // The text of such a file, `name` standing for it in errors.
 Cluster ParseCluster(const std::string& yaml, const std::string& name);

@@ -1,9 +1,14 @@
 // Clusters: the known ones against their sources, files, and what is said of bad ones.
 #include "cistron/train/cluster.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "cistron/base/error.h"
@@ -91,25 +96,110 @@ TEST(Cluster, AFileSaysItAll) {
   EXPECT_DOUBLE_EQ(c.between.Seconds(12.5e9), 1 + 30e-6);
 }
 
+std::string With(const std::string& from, const std::string& to) {
+  std::string text = kFile;
+  text.replace(text.find(from), from.size(), to);
+  return text;
+}
+
 TEST(Cluster, AFileWithFaultsNamesThem) {
-  const auto error = [](const std::string& from, const std::string& to) {
-    std::string text = kFile;
-    text.replace(text.find(from), from.size(), to);
-    return ErrorOf([&] { ParseCluster(text, "mine.yaml"); });
+  const struct {
+    std::string from, to, message;
+  } rows[] = {
+      {"memory_gib: 48", "", "mine.yaml:2: the key 'memory_gib' is missing"},
+      {"nodes: 4", "nodes: 2.5",
+       "mine.yaml:3: nodes is 2.5; it must be a whole number from 1 to 1000000"},
+      {"nodes: 4", "nodes: 0",
+       "mine.yaml:3: nodes is 0; it must be a whole number from 1 to 1000000"},
+      {"memory_gib: 48", "memory_gib: -1",
+       "mine.yaml:5: memory_gib is -1; it must be a number greater than 0"},
+      {"memory_gib: 48", "memory_gib: .nan",
+       "mine.yaml:5: memory_gib is .nan; it must be a number greater than 0"},
+      {"memory_gib: 48", "memory_gib: 48 GiB",
+       "mine.yaml:5: memory_gib is 48 GiB; it must be a number greater than 0"},
+      {"memory_gib: 48", "memory_gib: .inf",
+       "mine.yaml:5: memory_gib is .inf; it must be a number up to 1000000"},
+      {"memory_gib: 48", "memory_gib: 1e30",
+       "mine.yaml:5: memory_gib is 1e30; it must be a number up to 1000000"},
+      {"memory_gib: 48", "memory_gib: [1]",
+       "mine.yaml:5: memory_gib is a list; it must be a number greater than 0"},
+      {"memory_gib: 48",
+       "memory_gib:", "mine.yaml:5: memory_gib is empty; it must be a number greater than 0"},
+      {"attention_tflops: 50", "attention_tflops: 1e300",
+       "mine.yaml:7: attention_tflops is 1e300; it must be a number up to 1000000000"},
+      {"name: mine", "name: {}", "mine.yaml:2: name is a map; it must be text"},
+      {"name: mine", "optimizer_of_copy: 1.5",
+       "mine.yaml:2: optimizer_of_copy is 1.5; it must be a number up to 1"},
+      {"name: mine", "passes_of_copy: 0",
+       "mine.yaml:2: passes_of_copy is 0; it must be a number greater than 0"},
+      {"within: {", "within: {slows_products: 1.1, ",
+       "mine.yaml:9: within: slows_products is 1.1; it must be a number from 0 to 1"},
+      {"within: {", "within: {slows_products: -0.1, ",
+       "mine.yaml:9: within: slows_products is -0.1; it must be a number from 0 to 1"},
+      {"gb_per_s: 25", "gb_per_s: -3",
+       "mine.yaml:9: within: gb_per_s is -3; it must be a number greater than 0"},
+      {"latency_us: 15", "latency_us: 0",
+       "mine.yaml:9: within: all_to_all: latency_us is 0; it must be a number greater than 0"},
+      {", latency_us: 15", "", "mine.yaml:9: within: all_to_all: the key 'latency_us' is missing"},
+      {"latency_us: 15", "latency: 15",
+       "mine.yaml:9: within: all_to_all: there is no key 'latency'; known: gb_per_s, latency_us"},
+      {"between: {gb_per_s: 12.5, latency_us: 30}", "",
+       "mine.yaml:2: the key 'between' is missing: what joins 4 nodes"},
+      {"{gb_per_s: 12.5, latency_us: 30}", "fast", "mine.yaml:10: between: this is no map of keys"},
+      {"name: mine", "nodes: 3", "mine.yaml:3: nodes is given twice in this file"},
+      {"gb_per_s: 20", "gb_per_s: 20, gb_per_s: 21",
+       "mine.yaml:9: within: all_to_all: gb_per_s is given twice in this file"},
+      {"name: mine", "[1]: mine", "mine.yaml:2: a key must be a plain name"},
+      {"copy_gb_per_s: 800", "copy_gb_per_s: 800\n---",
+       "mine.yaml:10: a second document begins here; a cluster is one: remove the `---` before it"},
   };
-  EXPECT_THAT(error("memory_gib: 48", ""), HasSubstr("mine.yaml: the key 'memory_gib' is missing"));
-  EXPECT_THAT(error("nodes: 4", "nodes: 2.5"), HasSubstr("nodes must be a whole number"));
-  EXPECT_THAT(error("memory_gib: 48", "memory_gib: -1"), HasSubstr("greater than 0"));
-  EXPECT_THAT(error("memory_gib: 48", "memory_gib: .inf"), HasSubstr("greater than 0"));
-  EXPECT_THAT(error("memory_gib: 48", "memory_gib: [1]"), HasSubstr("greater than 0"));
-  EXPECT_THAT(error("memory_gib", "memory_gb"), HasSubstr("no key 'memory_gb'; known: name, "));
-  EXPECT_THAT(error("between:", "betwixt:"), HasSubstr("no key 'betwixt'"));
-  EXPECT_THAT(error("between: {gb_per_s: 12.5, latency_us: 30}", ""),
-              HasSubstr("'between' is missing: what joins 4 nodes"));
-  EXPECT_THAT(error("{gb_per_s: 12.5, latency_us: 30}", "fast"),
-              HasSubstr("mine.yaml: between: this is no map"));
-  EXPECT_THAT(error("latency_us: 15", "latency: 15"), HasSubstr("all_to_all: there is no key"));
-  EXPECT_THAT(ErrorOf([] { ParseCluster("[1, 2", "broken.yaml"); }), HasSubstr("broken.yaml"));
+  for (const auto& row : rows) {
+    EXPECT_EQ(ErrorOf([&] { ParseCluster(With(row.from, row.to), "mine.yaml"); }), row.message);
+  }
+  EXPECT_THAT(ErrorOf([] { ParseCluster(With("memory_gib", "memory_gb"), "mine.yaml"); }),
+              HasSubstr("mine.yaml:5: there is no key 'memory_gb'; known: name, "));
+  EXPECT_THAT(ErrorOf([] { ParseCluster("nodes: 1\n[1, 2", "broken.yaml"); }),
+              HasSubstr("broken.yaml:2: this is not YAML: "));
+  EXPECT_EQ(ErrorOf([] { ParseCluster("", "empty.yaml"); }), "empty.yaml: this is no map of keys");
+}
+
+TEST(Cluster, WhatProductsLoseBesideCollectives) {
+  const auto slows = [](const std::string& from, const std::string& to) {
+    return ParseCluster(With(from, to), "mine.yaml").within.slows_products;
+  };
+  const double usual = FindCluster("8xH200").within.slows_products;
+  EXPECT_GT(usual, 0);
+  EXPECT_EQ(slows("", ""), usual);
+  EXPECT_EQ(slows("within: {", "within: {slows_products: 0, "), 0);
+  EXPECT_EQ(slows("within: {", "within: {slows_products: 1, "), 1);
+  // Nodes of one GPU have collectives too, beyond them.
+  std::string single = With("gpus_per_node: 2", "gpus_per_node: 1");
+  EXPECT_EQ(ParseCluster(single, "mine.yaml").within.slows_products, usual);
+  single.erase(single.find("within:"), single.find("between:") - single.find("within:"));
+  EXPECT_EQ(ParseCluster(single, "mine.yaml").within.slows_products, usual);
+}
+
+TEST(Cluster, AsMuchMemoryAsMayBeGiven) {
+  EXPECT_EQ(ParseCluster(With("memory_gib: 48", "memory_gib: 1e6"), "mine.yaml").memory_bytes,
+            std::int64_t{1'000'000} << 30);
+}
+
+// Reading from these would not end.
+TEST(Cluster, OnlyRegularFilesAreRead) {
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) / fmt::format("cluster_test.{}", getpid());
+  std::filesystem::create_directories(folder);
+  const std::string pipe = folder / "pipe", file = folder / "mine.yaml", link = folder / "link";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::ofstream(file) << kFile;
+  std::filesystem::create_symlink(file, link);
+  for (const std::string& path : {pipe, std::string("/dev/zero"), folder.string()}) {
+    EXPECT_THAT(ErrorOf([&] { FindCluster(path); }), HasSubstr("this is no regular file")) << path;
+  }
+  EXPECT_THAT(ErrorOf([&] { FindCluster(folder / "none"); }), HasSubstr("there is no such file"));
+  EXPECT_EQ(FindCluster(file).name, "mine");
+  EXPECT_EQ(FindCluster(link).name, "mine");
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace
