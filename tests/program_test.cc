@@ -455,6 +455,24 @@ TEST_F(ProgramTest, PlanOfAClusterInJson) {
     EXPECT_NEAR(layout.at("tokens_per_s_gpu").get<double>(),
                 131072e3 / layout.at("step_ms").get<double>(), 1e-6);
   }
+  // Buffers are the run's, unless the plan is told otherwise; none where hosts count the rows.
+  const auto peak = [&](const char* key) {
+    const Result of = Run({"plan", "--json", "--config-name", "L1_8x7B_ep", "cluster=8xH200",
+                           "recompute=none", "model.num_hidden_layers=14", key});
+    EXPECT_EQ(of.status, 0) << of.err;
+    for (const auto& layout : nlohmann::json::parse(of.out).at("layouts")) {
+      if (layout.at("ep") == 8 && layout.at("shard") == "none") {
+        return layout.at("peak_bytes").get<std::int64_t>();
+      }
+    }
+    return std::int64_t{0};
+  };
+  EXPECT_EQ(peak("parallel.ep_buffer_factor=3"), peak("plan.ep_buffer_factor=3"));
+  EXPECT_GT(peak("parallel.ep_buffer_factor=3"), peak("parallel.ep_buffer_factor=2"));
+  EXPECT_EQ(peak("parallel.ep_sync=host"), peak("plan.ep_buffer_factor=1"));
+  const Result factor = Run({"plan", "--config-name", "L0_sanity", "plan.ep_buffer_factor=2"});
+  EXPECT_EQ(factor.status, 2);
+  EXPECT_THAT(factor.err, HasSubstr("give parallel.ep_buffer_factor"));
   const Result none = Run({"plan", "--json", "--config-name", "L0_sanity"});
   EXPECT_EQ(none.status, 2);
   EXPECT_THAT(none.err, HasSubstr("name the cluster"));

@@ -33,11 +33,11 @@ class PlanCommand final : public Command {
            "H100, "
            "H200, B200, or a YAML file) adds what\nGPUs send, the time of a step, and every layout "
            "of ranks, best first. plan.ep_buffer_factor=F: room for F\ntimes as many rows as a "
-           "GPU sends. Exit status 2: it does not fit.\n"
+           "GPU sends, in place of parallel.ep_buffer_factor. Exit status 2: it does not fit.\n"
            "Examples:\n"
            "  cistron plan --config-name L0_sanity\n"
            "  cistron plan --config-name L1_8x7B_ep cluster=8xH200\n"
-           "  cistron plan --config-name ecoli_2min batch.micro_tokens=65536 cluster=1xH100\n"
+           "  cistron plan --config-name ecoli_2min batch.micro_tokens=16384 cluster=1xH100\n"
            "  cistron plan --model 8x7b_2layers --precision bf16 --device cuda plan.memory_gib=80";
   }
   void Declare(Options& options) override {
@@ -65,8 +65,12 @@ class PlanCommand final : public Command {
     TakeOwnKeys();
     train::StepProblem problem = model_.empty() ? OfConfig() : OfShape();
     if (cluster_) {
-      problem.memory.device = DeviceType::kCuda;  // whatever the preset runs on
-      problem.memory.row_capacity = ep_buffer_factor_;
+      problem.memory.device = DeviceType::kCuda;
+      if (ep_buffer_factor_) {
+        problem.memory.row_capacity = *ep_buffer_factor_;
+      } else if (!model_.empty()) {
+        problem.memory.row_capacity = train::ParallelOptions().ep_buffer_factor;
+      }
       if (json_) {
         fmt::print("{}\n", LayoutsJson(problem, *cluster_));
         return kOk;
@@ -74,6 +78,11 @@ class PlanCommand final : public Command {
       return ReportCluster(problem, *cluster_, simulate_);
     }
     if (json_) CISTRON_THROW(kBadInput, "--json: name the cluster, as cluster=8xH200");
+    if (ep_buffer_factor_) {
+      CISTRON_THROW(kBadInput,
+                    "plan.ep_buffer_factor: name the cluster, as cluster=8xH200; of a "
+                    "configuration give parallel.ep_buffer_factor");
+    }
     if (simulate_) CISTRON_THROW(kBadInput, "--simulate: name the cluster, as cluster=8xH200");
     if (memory_ == 0) Memory(problem.memory.device);
     const train::MemoryPlan plan = train::PlanMemory(problem.memory);
@@ -173,7 +182,9 @@ class PlanCommand final : public Command {
     RefuseOptionsOfShapes();
     const train::LoadedConfig loaded = train::LoadRun(config_name_, overrides_);
     train::CheckStep(loaded);
-    return train::StepProblemOf(loaded.config);
+    train::RunConfig config = loaded.config;
+    if (cluster_) config.device = train::DeviceChoice::kCuda;  // whatever the preset runs on
+    return train::StepProblemOf(config);
   }
   // Of a shape: its batch on each GPU.
   train::StepProblem OfShape() {
@@ -193,8 +204,7 @@ class PlanCommand final : public Command {
                                        .states = train::ParseStates(states_),
                                        .gradients = train::ParseGradients(gradients_)},
                                       device_ == "cuda" ? DeviceType::kCuda : DeviceType::kCpu);
-    const std::int64_t rows = s.memory.tokens / shape.sequence;
-    s.micro_steps = (shape.batch + rows - 1) / rows;
+    s.rank_tokens = shape.batch * shape.sequence;
     if (cluster_) s.memory.dp = cluster_->Ranks();
     return s;
   }
@@ -202,7 +212,7 @@ class PlanCommand final : public Command {
   std::string config_name_, model_, precision_ = "fp32", device_ = "cpu", recompute_ = "none",
                                     states_ = "fp32", gradients_ = "auto";
   std::int64_t micro_rows_ = 0, memory_ = 0;
-  double ep_buffer_factor_ = 1.5;
+  std::optional<double> ep_buffer_factor_;
   std::optional<train::Cluster> cluster_;
   bool simulate_ = false, json_ = false;
   std::string where_;

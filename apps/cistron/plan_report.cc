@@ -44,7 +44,7 @@ std::string Bytes(double bytes) {
 
 // Of one GPU.
 double TokensPerSecond(const PlannedLayout& l) {
-  const std::int64_t tokens = l.problem.memory.tokens * l.problem.micro_steps;
+  const std::int64_t tokens = l.problem.RankTokens();
   return static_cast<double>(tokens) / l.time->Total();
 }
 
@@ -200,7 +200,7 @@ void PrintMemory(const train::MemoryProblem& problem, const train::MemoryPlan& p
   }
   fmt::print("  {:<13} {:>10}  in {}\n", "peak", BytesText(plan.peak_bytes), plan.where);
   const DType type = train::GradientDType(problem.precision, problem.states, problem.gradients,
-                                          problem.one_micro_batch);
+                                          problem.whole_batch);
   const std::string text = train::GradientText(type, problem.one_micro_batch);
   if (!text.empty()) fmt::print("{}\n", text);
 }
@@ -232,7 +232,7 @@ int ReportCluster(const train::StepProblem& problem, const train::Cluster& clust
       "layout{}: parallel.dp={} parallel.ep={} parallel.shard={}, {} micro-batch{} of {} "
       "tokens on each GPU\n",
       asked == layouts.end() ? " (the best)" : "", p.dp, p.ep, WhereParametersAre(shown),
-      shown.problem.micro_steps, shown.problem.micro_steps == 1 ? "" : "es", p.tokens);
+      shown.problem.MicroSteps(), shown.problem.MicroSteps() == 1 ? "" : "es", p.tokens);
   PrintMemory(p, shown.memory);
   const double percent =
       100 * static_cast<double>(shown.memory.peak_bytes) / static_cast<double>(room);

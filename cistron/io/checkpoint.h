@@ -104,6 +104,6 @@ bool HasCheckpointDirectories(const std::filesystem::path& root);
 // Removes all that is older than the newest `keep` (≥ 1) good checkpoints, and stale temporary
 // files. Good means read back in full: the newest good one is never removed. Damaged ones that are
 // newer stay for inspection until `keep` good ones are newer still.
-void PruneCheckpoints(const std::filesystem::path& root, int keep);
+void PruneCheckpoints(const std::filesystem::path& root, std::int64_t keep);
 
 }  // namespace cistron::io

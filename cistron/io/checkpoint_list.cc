@@ -77,12 +77,12 @@ bool HasCheckpointDirectories(const fs::path& root) {
   return !Candidates(root).empty();
 }
 
-void PruneCheckpoints(const fs::path& root, int keep) {
+void PruneCheckpoints(const fs::path& root, std::int64_t keep) {
   CISTRON_CHECK(keep >= 1, "PruneCheckpoints: keep is {}; at least one must stay", keep);
   RemoveStaleTemporaries(root);
   // Only what is older than `keep` checkpoints that were read back in full may go; a damaged one
   // counts for nothing and goes with those of its age.
-  int good = 0;
+  std::int64_t good = 0;
   const std::vector<fs::path> paths = Candidates(root);
   for (auto it = paths.rbegin(); it != paths.rend(); ++it) {
     if (good >= keep) {

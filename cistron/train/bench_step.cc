@@ -173,6 +173,7 @@ MemoryProblem MemoryProblemOf(const BenchShape& shape, const BenchOptions& optio
           .device = device,
           .tokens = shape.sequence * rows,
           .one_micro_batch = rows >= shape.batch,
+          .whole_batch = rows >= shape.batch,
           .length = shape.sequence,
           .threads = NumThreads()};
 }
@@ -194,7 +195,7 @@ std::vector<BenchResult> Measure(const ops::Context& given, BenchShape shape,
   const std::int64_t largest = *std::max_element(batches.begin(), batches.end());
   m.store.SetGradientDType(
       GradientDType(options.precision, options.states, options.gradients,
-                    /*one_micro_batch=*/options.micro_rows == 0 || options.micro_rows >= largest));
+                    /*whole_batch=*/options.micro_rows == 0 || options.micro_rows >= largest));
   m.model.SetRecompute(options.recompute);
   m.store.Initialize(0, shape.model.initializer_range);
   // The peer's optimiser: torch.optim.AdamW with its defaults.

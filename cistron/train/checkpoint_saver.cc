@@ -8,7 +8,8 @@
 
 namespace cistron::train {
 
-CheckpointSaver::CheckpointSaver(std::filesystem::path root, int keep, comm::Communicator& ranks)
+CheckpointSaver::CheckpointSaver(std::filesystem::path root, std::int64_t keep,
+                                 comm::Communicator& ranks)
     : root_(std::move(root)), keep_(keep), ranks_(ranks.Split(0, ranks.rank(), "checkpoints")) {}
 
 CheckpointSaver::~CheckpointSaver() {

@@ -16,7 +16,7 @@ namespace cistron::train {
 class CheckpointSaver {
  public:
   // Collective.
-  CheckpointSaver(std::filesystem::path root, int keep, comm::Communicator& ranks);
+  CheckpointSaver(std::filesystem::path root, std::int64_t keep, comm::Communicator& ranks);
   // Waits; what fails then is logged.
   ~CheckpointSaver();
   CheckpointSaver(const CheckpointSaver&) = delete;
@@ -34,7 +34,7 @@ class CheckpointSaver {
   void Write(const TrainingSnapshot& snapshot);
 
   std::filesystem::path root_;
-  int keep_;
+  std::int64_t keep_;
   std::unique_ptr<comm::Communicator> ranks_;
   std::future<void> writing_;
 };

@@ -585,8 +585,8 @@ std::vector<ConfigKey> MakeKeys() {
              kIdentity),
       Choice("optim.gradients", At(&C::optim, &OptimOptions::gradients), kGradients,
              "of matrices in a bf16 model: bf16 takes 2 bytes a parameter less and rounds the sum "
-             "at every micro-batch; auto: bf16 where optim.states=bf16 and a step has one "
-             "micro-batch, else fp32",
+             "at every micro-batch; auto: bf16 where optim.states=bf16 and batch.micro_tokens does "
+             "not cut the batch, else fp32",
              kTunable),
       Number("optim.lr", At(&C::optim, &OptimOptions::lr), AtLeast(0), "peak learning rate"),
       Number("optim.beta1", At(&C::optim, &OptimOptions::beta1), HalfOpen(0, 1), "AdamW"),

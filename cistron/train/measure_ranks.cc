@@ -1,5 +1,6 @@
 #include "cistron/train/measure_ranks.h"
 
+#include <algorithm>
 #include <atomic>
 #include <numeric>
 
@@ -15,14 +16,15 @@ namespace {
 
 data::Batch RandomBatch(const StepProblem& s, int rank, std::int64_t micro) {
   const MemoryProblem& p = s.memory;
+  const std::int64_t tokens = std::min(p.tokens, s.RankTokens() - micro * p.tokens);
   data::Batch batch;
-  batch.tokens = Tensor::Empty({p.tokens}, DType::kI64);
-  batch.labels = Tensor::Empty({p.tokens}, DType::kI64);
-  batch.weights = Tensor::Empty({p.tokens}, DType::kF32);
-  batch.sequences = ops::UniformSequences(p.tokens / p.length, p.length);
+  batch.tokens = Tensor::Empty({tokens}, DType::kI64);
+  batch.labels = Tensor::Empty({tokens}, DType::kI64);
+  batch.weights = Tensor::Empty({tokens}, DType::kF32);
+  batch.sequences = ops::UniformSequences(tokens / p.length, p.length);
   batch.first_token = (micro * p.Ranks() + rank) * p.tokens;
   const RandomStream stream(0, "measure_ranks", static_cast<std::uint64_t>(batch.first_token));
-  for (std::int64_t t = 0; t < p.tokens; ++t) {
+  for (std::int64_t t = 0; t < tokens; ++t) {
     batch.tokens.data<std::int64_t>()[t] = static_cast<std::int64_t>(stream.Below(
         static_cast<std::uint64_t>(t), static_cast<std::uint64_t>(p.model.vocab_size)));
     batch.labels.data<std::int64_t>()[t] = batch.tokens.data<std::int64_t>()[t];
@@ -51,12 +53,11 @@ MeasuredRanks MeasureRanks(const StepProblem& s, int steps) {
                             {.sharded = p.sharding == Sharding::kFull,
                              .quantized_rows = p.ep_rows == TravellingRows::kQuantized});
       m.model.SetRecompute(p.recompute);
-      m.store.SetGradientDType(
-          GradientDType(p.precision, p.states, p.gradients, p.one_micro_batch));
+      m.store.SetGradientDType(GradientDType(p.precision, p.states, p.gradients, p.whole_batch));
       m.store.Initialize(0, 0.02);
       optim::AdamWOptimizer optimizer(ctx, m.store, {}, m.statistics.get());
       std::vector<data::Batch> micro;
-      for (std::int64_t i = 0; i < s.micro_steps; ++i) {
+      for (std::int64_t i = 0; i < s.MicroSteps(); ++i) {
         micro.push_back(RandomBatch(s, world.rank(), i));
       }
       data::BatchTotals totals;

@@ -50,6 +50,7 @@ std::string AdviceToFit(const MemoryProblem& problem, std::int64_t bytes) {
   std::int64_t needed = 0;
   for (; p.tokens >= row; p.tokens = p.tokens / 2 / row * row) {
     p.one_micro_batch = problem.one_micro_batch && p.tokens == problem.tokens;
+    p.whole_batch = problem.whole_batch && p.tokens == problem.tokens;
     for (const auto& [recompute, name] : {std::pair{model::Recompute::kNone, "none"},
                                           {model::Recompute::kMoe, "moe"},
                                           {model::Recompute::kLayer, "layer"}}) {
@@ -67,9 +68,10 @@ std::string AdviceToFit(const MemoryProblem& problem, std::int64_t bytes) {
   }
   p.tokens = std::min(problem.tokens, row);
   p.one_micro_batch = problem.one_micro_batch && p.tokens == problem.tokens;
+  p.whole_batch = problem.whole_batch && p.tokens == problem.tokens;
   std::string states;
   if (ModelDType(p.precision) == DType::kBF16 &&
-      GradientDType(p.precision, p.states, p.gradients, p.one_micro_batch) == DType::kF32) {
+      GradientDType(p.precision, p.states, p.gradients, p.whole_batch) == DType::kF32) {
     MemoryProblem rounds = p;
     rounds.gradients = OptimGradients::kBF16;
     states = fmt::format("; with optim.gradients=bf16, which rounds gradients, {}",

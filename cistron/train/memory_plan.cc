@@ -531,8 +531,10 @@ std::string_view Name(MemoryKind kind) {
 
 std::int64_t MemoryProblem::ExpertRows(std::int64_t of_tokens) const {
   const std::int64_t rows = of_tokens * model.num_experts_per_tok;
+  // No rank gets more than all rows of all of them.
+  const double capacity = std::min(row_capacity, static_cast<double>(ep));
   return ep == 1 ? rows
-                 : static_cast<std::int64_t>(std::ceil(static_cast<double>(rows) * row_capacity));
+                 : static_cast<std::int64_t>(std::ceil(static_cast<double>(rows) * capacity));
 }
 
 bool IsRoutedExpert(const std::string& parameter) {
@@ -544,7 +546,7 @@ std::int64_t GradientSize(const MemoryProblem& p, const model::ParameterInfo& pa
   const bool matrix = parameter.shape.rank() >= 2 && parameter.name != "lm_head.weight" &&
                       parameter.name != "model.embed_tokens.weight";
   return static_cast<std::int64_t>(
-      SizeOf(matrix ? GradientDType(p.precision, p.states, p.gradients, p.one_micro_batch)
+      SizeOf(matrix ? GradientDType(p.precision, p.states, p.gradients, p.whole_batch)
                     : ComputeType(ModelDType(p.precision))));
 }
 
@@ -566,6 +568,7 @@ MemoryProblem MemoryProblemOf(const RunConfig& c) {
           .device = c.ComputeDevice().type,
           .tokens = micro,
           .one_micro_batch = c.OneMicroBatch(),
+          .whole_batch = c.WholeBatch(),
           .length = c.data.seq_len,
           .eval_tokens = evaluates ? c.EvaluationTokens() : 0,
           .threads = c.threads > 0 ? c.threads : NumThreads(),
@@ -574,8 +577,7 @@ MemoryProblem MemoryProblemOf(const RunConfig& c) {
           .sharding = c.parallel.shard,
           .ep_rows = c.parallel.ep_rows,
           .row_capacity = c.device == DeviceChoice::kCuda && c.WhyRowsByHost().empty()
-                              ? std::min(c.parallel.ep_buffer_factor,
-                                         static_cast<double>(c.parallel.ep))  // all rows
+                              ? c.parallel.ep_buffer_factor
                               : 1.0};
 }
 

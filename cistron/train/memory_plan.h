@@ -27,6 +27,7 @@ struct MemoryProblem {
   DeviceType device = DeviceType::kCpu;
   std::int64_t tokens = 0;       // of a micro-batch
   bool one_micro_batch = true;   // a step has no other
+  bool whole_batch = true;       // RunConfig::WholeBatch
   std::int64_t length = 0;       // of its rows: the longest sequence there may be
   std::int64_t eval_tokens = 0;  // of an evaluation's batch; 0: there is none
   std::int64_t threads = 1;      // of a CPU

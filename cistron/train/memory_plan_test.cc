@@ -100,8 +100,12 @@ TEST(MemoryPlan, KindsOfAGpuStep) {
   }
   p.gradients = OptimGradients::kAuto;
   p.states = OptimStates::kBF16;
-  EXPECT_EQ(PlanMemory(p).Of(MemoryKind::kGradients), 4 * n);  // several micro-batches
+  p.whole_batch = false;
+  EXPECT_EQ(PlanMemory(p).Of(MemoryKind::kGradients), 4 * n);
+  // Several layouts cut it, and this one's part is a single micro-batch: as on one GPU.
   p.one_micro_batch = true;
+  EXPECT_EQ(PlanMemory(p).Of(MemoryKind::kGradients), 4 * n);
+  p.whole_batch = true;
   EXPECT_EQ(PlanMemory(p).Of(MemoryKind::kGradients), 4 * n - 2 * narrow);
   p.gradients = OptimGradients::kF32;
   EXPECT_EQ(PlanMemory(p).Of(MemoryKind::kGradients), 4 * n);
@@ -135,6 +139,18 @@ TEST(MemoryPlan, SumsOverManyGpusTakeMemory) {
   }
 }
 
+// Buffers never hold more than all rows of all ranks.
+TEST(MemoryPlan, BuffersOfExpertsEndAtAllRows) {
+  MemoryProblem p = MemoryProblemOf(NamedBenchShape("8x7b_2layers"),
+                                    {.precision = Precision::kBf16}, DeviceType::kCuda);
+  p.row_capacity = 3;
+  EXPECT_EQ(p.ExpertRows(100), 200);
+  p.ep = 2;
+  EXPECT_EQ(p.ExpertRows(100), 400);
+  p.ep = 8;
+  EXPECT_EQ(p.ExpertRows(100), 600);
+}
+
 TEST(MemoryPlan, ACpuWithTooLittleIsWarned) {
   const MemoryProblem problem =
       MemoryProblemOf(NamedBenchShape("small"), BenchOptions{}, DeviceType::kCpu);
@@ -161,7 +177,7 @@ TEST(MemoryPlan, AdviceFitsOrSaysThatNothingDoes) {
   narrow.states = OptimStates::kBF16;
   narrow.recompute = Recompute::kLayer;
   narrow.tokens = narrow.length;
-  narrow.one_micro_batch = false;
+  narrow.one_micro_batch = narrow.whole_batch = false;
   EXPECT_THAT(AdviceToFit(p, 40 * gib),
               HasSubstr("trains other numbers, " + BytesText(PlanMemory(narrow).peak_bytes) + ";"));
   EXPECT_THAT(AdviceToFit(narrow, 20 * gib), Not(HasSubstr("optim.states")));

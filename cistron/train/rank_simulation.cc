@@ -66,7 +66,7 @@ class Step {
         most_rows_(At(cluster.Ranks()), 0.0) {
     CISTRON_CHECK(p_.Ranks() == cluster.Ranks(), "simulation: {} ranks on {} GPUs", p_.Ranks(),
                   cluster.Ranks());
-    s_.micro_steps = 1;
+    s_.rank_tokens = 0;  // one micro-batch
     p_.one_micro_batch = true;
     s_.memory = p_;
     const auto time = PredictStep(s_, cluster);

@@ -279,9 +279,9 @@ data::DataConfig DataOf(const RunConfig& config) {
 }
 
 DType GradientDType(Precision precision, OptimStates states, OptimGradients gradients,
-                    bool one_micro_batch) {
+                    bool whole_batch) {
   const bool narrow = gradients == OptimGradients::kAuto
-                          ? states == OptimStates::kBF16 && one_micro_batch
+                          ? states == OptimStates::kBF16 && whole_batch
                           : gradients == OptimGradients::kBF16;
   const DType model = ModelDType(precision);
   return narrow ? model : ComputeType(model);

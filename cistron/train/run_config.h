@@ -68,11 +68,12 @@ struct ParallelOptions {
 enum class OptimStates { kF32, kBF16 };
 // Of gradients of matrices in a bf16 model; those of vectors, embeddings and the head are fp32.
 enum class OptimGradients { kAuto, kF32, kBF16 };
-// What that comes to: kAuto is bf16 where states are and a step has one micro-batch, else fp32.
-// bf16 is that with several micro-batches too: each adds its part and rounds the sum, which is then
-// off by up to 2^-9 of what it was at each of them.
+// What that comes to: kAuto is bf16 where states are and no layout of ranks cuts a step into
+// micro-batches (RunConfig::WholeBatch), else fp32: one layout must not train other numbers than
+// another. bf16 is that with several micro-batches too: each adds its part and rounds the sum,
+// which is then off by up to 2^-9 of what it was at each of them.
 DType GradientDType(Precision precision, OptimStates states, OptimGradients gradients,
-                    bool one_micro_batch);
+                    bool whole_batch);
 // Of people: "gradients of matrices in bf16, rounded at every micro-batch"; empty where fp32.
 std::string GradientText(DType gradients, bool one_micro_batch);
 struct OptimOptions {
@@ -145,8 +146,12 @@ struct RunConfig {
   // where GPUs that reach each other's memory do without.
   std::string WhyRowsByHost() const;
   bool OneMicroBatch() const { return RowsPerMicroBatch() * Ranks() >= RowsPerStep(); }
+  // Under every layout.
+  bool WholeBatch() const {
+    return batch.micro_tokens == 0 || batch.micro_tokens >= batch.global_tokens;
+  }
   DType GradientDType() const {
-    return train::GradientDType(precision, optim.states, optim.gradients, OneMicroBatch());
+    return train::GradientDType(precision, optim.states, optim.gradients, WholeBatch());
   }
   // Of one batch of an evaluation.
   std::int64_t EvaluationTokens() const {

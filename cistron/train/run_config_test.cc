@@ -501,6 +501,21 @@ TEST(RunConfig, AutoIsNoDifferenceFromWhatItComesTo) {
               ElementsAre("recipe.weights_2d: auto off"));
 }
 
+// Layouts train the same numbers: a rank's part of a batch that is cut may be one micro-batch.
+TEST(RunConfig, AutoGradientsDoNotDependOnTheLayout) {
+  const auto type = [](const char* micro, const char* dp) {
+    return ParseRunConfig("", "t",
+                          {"precision=bf16", "optim.states=bf16", "data.seq_len=64",
+                           "batch.global_tokens=1024", micro, dp})
+        .config.GradientDType();
+  };
+  for (const char* dp : {"parallel.dp=1", "parallel.dp=4"}) {
+    EXPECT_EQ(type("batch.micro_tokens=0", dp), DType::kBF16);
+    EXPECT_EQ(type("batch.micro_tokens=1024", dp), DType::kBF16);
+    EXPECT_EQ(type("batch.micro_tokens=256", dp), DType::kF32);
+  }
+}
+
 // A checkpoint of one device resumes on the other, in the same precision.
 TEST(RunConfig, ADeviceMayChangeWhereARunResumes) {
   const RunConfig a = ParseRunConfig("", "t", {}).config;

@@ -71,23 +71,24 @@ void AddRows(const StepProblem& s, TrafficSum& sum) {
   if (p.ep == 1) return;
   const Sizes size(p);
   const RankGroup group{p.ep, 1};
-  // Rows of all ranks that leave theirs, in one pass of one layer.
-  const std::int64_t rows = p.Ranks() * p.tokens * p.model.num_experts_per_tok / p.ep * (p.ep - 1);
+  // Rows of all ranks that leave theirs, in the passes of one layer over all micro-batches.
+  const std::int64_t rows = s.GlobalTokens() * p.model.num_experts_per_tok / p.ep * (p.ep - 1);
   const std::int64_t row = p.model.hidden_size * size.model;
   const std::int64_t counts = p.Ranks() * (p.ep - 1) * (p.model.num_local_experts / p.ep) * 8;
-  const std::int64_t passes = p.model.num_hidden_layers * s.micro_steps;
-  const std::int64_t forward = passes * (p.recompute == model::Recompute::kNone ? 1 : 2);
+  const std::int64_t micro = s.MicroSteps(), layers = p.model.num_hidden_layers;
+  const std::int64_t forward = layers * (p.recompute == model::Recompute::kNone ? 1 : 2);
   // Weights of rows travel beside them; counts go ahead.
-  sum.Add(kDispatch, group, forward * (rows * (row + size.compute) + counts), 2 * forward);
+  sum.Add(kDispatch, group, forward * (rows * (row + size.compute) + micro * counts),
+          2 * forward * micro);
   // Of two forward passes the first has no backward. Scales are one exchange more.
   const std::int64_t quantized =
-      p.recompute == model::Recompute::kNone ? 0 : LayersOfQuantizedRows(p) * s.micro_steps;
+      p.recompute == model::Recompute::kNone ? 0 : LayersOfQuantizedRows(p);
   if (quantized > 0) {
-    sum.Add(kDispatch, group, quantized * rows * (BytesOfCodes(p) - row), quantized);
+    sum.Add(kDispatch, group, quantized * rows * (BytesOfCodes(p) - row), quantized * micro);
   }
-  sum.Add(kCombine, group, forward * rows * row, forward);
-  sum.Add(kCombineBackward, group, passes * rows * row, passes);
-  sum.Add(kDispatchBackward, group, passes * rows * (row + size.compute), passes);
+  sum.Add(kCombine, group, forward * rows * row, forward * micro);
+  sum.Add(kCombineBackward, group, layers * rows * row, layers * micro);
+  sum.Add(kDispatchBackward, group, layers * rows * (row + size.compute), layers * micro);
 }
 
 // How often a sharded weight is gathered: for each pass that multiplies by it.
@@ -124,7 +125,7 @@ void AddParameters(const StepProblem& s, TrafficSum& sum) {
       // Masters, from which the codes of all passes of a step are made.
       sum.Add(kGather, group, others * size.compute, 1);
     } else {
-      const std::int64_t uses = UsesInAMicroBatch(p, parameter.name) * s.micro_steps;
+      const std::int64_t uses = UsesInAMicroBatch(p, parameter.name) * s.MicroSteps();
       sum.Add(kGather, group, uses * others * size.model, uses);
     }
     sum.Add(kReduceScatter, group, others * GradientSize(p, parameter), 1);
@@ -144,8 +145,8 @@ void AddStatistics(const StepProblem& s, TrafficSum& sum) {
   };
   const bool batch = p.model.aux_scope == model::AuxScope::kBatch;
   if (batch) {
-    add(counts, s.micro_steps);
-    add(counts + (p.model.moe_z_loss_coeff > 0 ? layers : 0), s.micro_steps);
+    add(counts, s.MicroSteps());
+    add(counts + (p.model.moe_z_loss_coeff > 0 ? layers : 0), s.MicroSteps());
   }
   add(counts + layers, 1);
   add(batch ? 1 : 1 + 1 + 2 * layers, 1);
@@ -195,7 +196,7 @@ StepTime ComputeOf(const StepProblem& s, const GpuRates& rates) {
   const model::MixtralConfig& c = p.model;
   const Sizes size(p);
   const auto d = [](std::int64_t value) { return static_cast<double>(value); };
-  const double tokens = d(p.tokens * s.micro_steps), layers = d(c.num_hidden_layers);
+  const double tokens = d(s.RankTokens()), layers = d(c.num_hidden_layers);
   const double h = d(c.hidden_size), f = d(c.intermediate_size), k = d(c.num_experts_per_tok);
   const double q = d(c.num_attention_heads * c.HeadDim()),
                kv = d(c.num_key_value_heads * c.HeadDim());
@@ -254,8 +255,7 @@ std::string_view Name(TrafficKind kind) {
 }
 
 StepProblem StepProblemOf(const RunConfig& c) {
-  const std::int64_t together = c.RowsPerMicroBatch() * c.Ranks();
-  return {MemoryProblemOf(c), (c.RowsPerStep() + together - 1) / together};
+  return {MemoryProblemOf(c), c.RowsPerStep() / c.Ranks() * c.data.seq_len};
 }
 
 std::int64_t AllReduceBytes(DeviceType device, std::int64_t ranks, std::int64_t bytes) {
@@ -319,7 +319,9 @@ std::optional<StepTime> PredictStep(const StepProblem& problem, const Cluster& c
   // ahead of all of it.
   const auto layers = static_cast<double>(problem.memory.model.num_hidden_layers);
   double work = t.Compute() - t.optimizer;
-  double last_backward = work * 2 / 3 / static_cast<double>(problem.micro_steps);
+  const auto last = static_cast<double>(problem.RankTokens() -
+                                        (problem.MicroSteps() - 1) * problem.memory.tokens);
+  double last_backward = work * 2 / 3 * last / static_cast<double>(problem.RankTokens());
   for (const TrafficKind kind : {kGradients, kReduceScatter, kGather}) {
     for (StepTime::Collective& c : t.collectives) {
       if (c.kind != kind) continue;
@@ -360,10 +362,11 @@ std::vector<PlannedLayout> RankLayouts(const StepProblem& problem, const Cluster
       p.ep = ep;
       p.sharding = sharding;
       const std::int64_t rows_of_rank = rows / ranks;
-      const std::int64_t micro = std::min(base.tokens / base.length, rows_of_rank);
+      const std::int64_t micro =
+          base.whole_batch ? rows_of_rank : std::min(base.tokens / base.length, rows_of_rank);
       p.tokens = micro * base.length;
       p.one_micro_batch = micro == rows_of_rank;
-      l.problem.micro_steps = (rows_of_rank + micro - 1) / micro;
+      l.problem.rank_tokens = rows_of_rank * base.length;
       l.memory = PlanMemory(p);
       l.time = PredictStep(l.problem, cluster);
       l.fits = l.memory.peak_bytes <= room;

@@ -17,10 +17,14 @@ namespace cistron::train {
 
 struct StepProblem {
   MemoryProblem memory;
-  std::int64_t micro_steps = 1;
+  // Of a rank in a step, in micro-batches of memory.tokens, the last of which may have fewer; 0:
+  // one micro-batch.
+  std::int64_t rank_tokens = 0;
 
+  std::int64_t RankTokens() const { return rank_tokens > 0 ? rank_tokens : memory.tokens; }
+  std::int64_t MicroSteps() const { return (RankTokens() + memory.tokens - 1) / memory.tokens; }
   // Of all ranks.
-  std::int64_t GlobalTokens() const { return memory.Ranks() * memory.tokens * micro_steps; }
+  std::int64_t GlobalTokens() const { return memory.Ranks() * RankTokens(); }
 };
 StepProblem StepProblemOf(const RunConfig& config);
 

@@ -78,7 +78,11 @@ TEST(StepPlan, TrafficOfOtherStepsIsWhatThreadsSend) {
     }
   };
   check("micro-steps", [](StepProblem& s) {
-    s.micro_steps = 3;
+    s.rank_tokens = 3 * s.memory.tokens;
+    s.memory.one_micro_batch = false;
+  });
+  check("a shorter last micro-batch", [](StepProblem& s) {
+    s.rank_tokens = 2 * s.memory.tokens + s.memory.length;
     s.memory.one_micro_batch = false;
   });
   check("recompute", [](StepProblem& s) { s.memory.recompute = model::Recompute::kMoe; });
@@ -131,7 +135,7 @@ void ExpectMemoryNear(const StepProblem& s, double tolerance) {
     EXPECT_NEAR(ratio, 1, tolerance)
         << "dp " << p.dp << " ep " << p.ep << " " << Name(p.precision) << " recompute "
         << static_cast<int>(p.recompute) << " sharding " << static_cast<int>(p.sharding)
-        << " micro-steps " << s.micro_steps << " rank " << rank << ": " << PlannedTensors(plan)
+        << " micro-steps " << s.MicroSteps() << " rank " << rank << ": " << PlannedTensors(plan)
         << " planned, " << measured.peaks[rank] << " measured; " << LargestTerms(plan, 6);
   }
 }
@@ -157,7 +161,7 @@ TEST(StepPlan, MemoryOfShardsIsWhatEachRankAllocates) {
       StepProblem s = SmallProblem(dp, ep);
       s.memory.sharding = Sharding::kFull;
       s.memory.precision = Precision::kBf16;
-      s.micro_steps = micro_steps;
+      s.rank_tokens = micro_steps * s.memory.tokens;
       s.memory.one_micro_batch = micro_steps == 1;
       ExpectMemoryNear(s, 0.05);
       s.memory.gradients = OptimGradients::kBF16;
@@ -379,10 +383,37 @@ TEST(RankSimulation, SkewedRoutingWaitsForTheBusiestAndOverflows) {
   EXPECT_THROW(SimulateStep(s, cluster), Error);
 }
 
+// 128 rows over eight ranks, at most ten of a rank's sixteen at once: they are planned as they are.
+TEST(StepPlan, MicroBatchesOfUnequalSize) {
+  const LoadedConfig loaded = LoadRun("L1_8x7B_ep", {"batch.micro_tokens=81920"});
+  const StepProblem s = StepProblemOf(loaded.config);
+  EXPECT_EQ(s.GlobalTokens(), loaded.config.batch.global_tokens);
+  EXPECT_EQ(s.MicroSteps(), 2);
+  StepProblem even = s;
+  even.memory.tokens = 65536;
+  const Cluster eight = FindCluster("8xH200");
+  EXPECT_EQ(PredictStep(s, eight)->Compute(), PredictStep(even, eight)->Compute());
+  const Cluster many = FindCluster("64xH200");
+  EXPECT_EQ(RankLayouts(s, many, many.memory_bytes).front().problem.RankTokens(), 2 * 8192);
+  const Cluster uneven = FindCluster("80xH200");
+  EXPECT_THROW(RankLayouts(s, uneven, uneven.memory_bytes), Error);
+}
+
+// Without a micro-batch of its own a rank takes its rows at once, however many it has.
+TEST(StepPlan, WholeBatchesStayWhole) {
+  StepProblem s = StepProblemOf(LoadRun("L1_8x7B_ep", {"batch.micro_tokens=0"}).config);
+  const Cluster four = FindCluster("4xH200");
+  for (const PlannedLayout& l : RankLayouts(s, four, four.memory_bytes)) {
+    EXPECT_EQ(l.problem.memory.tokens, 32 * 8192);
+    EXPECT_TRUE(l.problem.memory.one_micro_batch);
+  }
+}
+
 TEST(StepPlan, LayoutsAreRanked) {
   StepProblem s = Mixtral(1, 8, Sharding::kNone);
   s.memory.recompute = model::Recompute::kLayer;
-  s.micro_steps = 16;
+  s.rank_tokens = 16 * s.memory.tokens;
+  s.memory.whole_batch = false;
   const Cluster eight = FindCluster("8xH200");
   const auto layouts = RankLayouts(s, eight, eight.memory_bytes - kDeviceReserve);
   ASSERT_EQ(layouts.size(), 8u);  // ep 1, 2, 4, 8, each whole and sharded

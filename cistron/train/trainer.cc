@@ -182,8 +182,7 @@ class Trainer {
       directory_->WriteConfig(config_);
       return std::string();
     });
-    saver_.emplace(RunPaths{config_.output}.checkpoints(),
-                   static_cast<int>(config_.checkpoint.keep), mesh_.world());
+    saver_.emplace(RunPaths{config_.output}.checkpoints(), config_.checkpoint.keep, mesh_.world());
   }
 
   TrainOutcome Run() {
