@@ -327,6 +327,12 @@ TEST_F(ProgramTest, ExplainSaysWhichLayoutItIsOf) {
   EXPECT_THAT(four, StartsWith("layout: 4 ranks, parallel.dp=2 parallel.ep=2 parallel.shard=full; "
                                "what follows is of one of them, with 2 of 4 experts a layer\n"));
   EXPECT_THAT(four, HasSubstr("for the 32 tokens of a micro-batch"));
+  // A number of ranks that the run would refuse.
+  std::vector<std::string> arguments = tiny_.Overrides("run", {"parallel.ep=2"});
+  arguments.insert(arguments.begin(), {"train", "--explain", "--ranks", "3"});
+  const Result wrong = Run(arguments);
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("must be the number of ranks, which is 3"));
 }
 
 TEST_F(ProgramTest, LaunchWithoutANumberOfRanksSaysWhichToGive) {
@@ -406,6 +412,14 @@ TEST_F(ProgramTest, PlanNeedsNeitherDataNorDevice) {
   EXPECT_THAT(states.err, HasSubstr("give --precision bf16"));
 }
 
+// The system would kill it without a word.
+TEST_F(ProgramTest, ARunThatThisMachineCannotHoldIsRefused) {
+  const Result r = Train({"parallel.ep=2", "model.intermediate_size=1000000000"});
+  EXPECT_EQ(r.status, 2);
+  EXPECT_THAT(r.err, AllOf(HasSubstr("this machine has"), HasSubstr("on each of 2 ranks here")));
+  EXPECT_THAT(r.err, Not(HasSubstr("warning")));
+}
+
 TEST_F(ProgramTest, PlanOfAClusterRanksLayouts) {
   const Result r = Run({"plan", "--config-name", "L1_8x7B_ep", "cluster=8xH200"});
   EXPECT_EQ(r.status, 0) << r.err;
@@ -460,7 +474,8 @@ TEST_F(ProgramTest, PlanOfAClusterInJson) {
     const Result of = Run({"plan", "--json", "--config-name", "L1_8x7B_ep", "cluster=8xH200",
                            "recompute=none", "model.num_hidden_layers=14", key});
     EXPECT_EQ(of.status, 0) << of.err;
-    for (const auto& layout : nlohmann::json::parse(of.out).at("layouts")) {
+    const auto all = nlohmann::json::parse(of.out);
+    for (const auto& layout : all.at("layouts")) {
       if (layout.at("ep") == 8 && layout.at("shard") == "none") {
         return layout.at("peak_bytes").get<std::int64_t>();
       }

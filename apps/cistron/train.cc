@@ -87,7 +87,7 @@ class TrainCommand final : public Command {
       std::fflush(stdout);
     }
     if (keys_ || print_config_ || explain_) {
-      if (!launched || launched->rank == 0) Print();
+      if (!launched || launched->rank == 0) Print(launched ? launched->size : ranks_);
       return kOk;
     }
     train::TrainHooks hooks;
@@ -115,7 +115,8 @@ class TrainCommand final : public Command {
   }
 
  private:
-  void Print() const {
+  // `ranks`: that were started; 0: as many as the configuration has.
+  void Print(std::int64_t ranks) const {
     if (keys_) {
       fmt::print("{}", train::DescribeConfigKeys());
       return;
@@ -126,6 +127,10 @@ class TrainCommand final : public Command {
       train::CheckStep(loaded);
       fmt::print("{}", train::ToYaml(loaded.config));
       return;
+    }
+    if (ranks > 0) {  // a number that the run would refuse
+      parallel::Mesh::Check(static_cast<int>(ranks), loaded.config.parallel.dp,
+                            loaded.config.parallel.ep, loaded.config.model.num_local_experts);
     }
     fmt::print("{}", train::ExplainRun(loaded));
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +22,13 @@ std::optional<std::int64_t> NumberIn(const char* file) {
   std::int64_t value = 0;
   if (in >> value) return value;
   return std::nullopt;
+}
+
+// Of the machine, whatever its cgroup may use of it.
+std::int64_t SwapBytes() {
+  struct sysinfo info {};
+  if (sysinfo(&info) != 0) return 0;
+  return static_cast<std::int64_t>(info.totalswap) * info.mem_unit;
 }
 }  // namespace
 
@@ -119,22 +127,29 @@ std::int64_t MemoryOf(DeviceType device) {
   return bytes;
 }
 
-std::string CpuMemoryWarning(const MemoryProblem& problem, std::int64_t bytes) {
+std::string CpuMemoryFault(const MemoryProblem& problem, std::int64_t ranks, std::int64_t bytes) {
   const MemoryPlan plan = PlanMemory(problem);
-  if (plan.peak_bytes <= bytes) return {};
+  if (ranks * plan.peak_bytes <= bytes) return {};
   return fmt::format(
-      "memory: this machine has {}, and the step needs {} by its plan, most of it {}; where there "
-      "is "
-      "no swap, the system kills the run without a word. {}",
-      BytesText(bytes), BytesText(plan.peak_bytes), LargestTerms(plan, 3),
-      AdviceToFit(problem, bytes));
+      "memory: this machine has {}, and the step needs {} by its plan{}, most of it {}. {}",
+      BytesText(bytes), BytesText(ranks * plan.peak_bytes),
+      ranks == 1 ? ""
+                 : fmt::format(", {} on each of {} ranks here", BytesText(plan.peak_bytes), ranks),
+      LargestTerms(plan, 3), AdviceToFit(problem, bytes / ranks));
 }
 
-void CheckMemory(const MemoryProblem& problem) {
+void CheckMemory(const MemoryProblem& problem, std::int64_t ranks, bool warns) {
   const std::int64_t memory = MemoryOf(problem.device);
   if (problem.device != DeviceType::kCuda) {
-    const std::string warning = CpuMemoryWarning(problem, memory);
-    if (!warning.empty()) LogWarning("{}", warning);
+    const std::string fault = CpuMemoryFault(problem, ranks, memory);
+    if (fault.empty()) return;
+    // Without swap the system would kill the run without a word.
+    const std::int64_t swap = SwapBytes();
+    if (!CpuMemoryFault(problem, ranks, memory + swap).empty()) {
+      throw Error(ErrorCode::kOutOfMemory,
+                  fault + (swap > 0 ? fmt::format(" There are {} of swap.", BytesText(swap)) : ""));
+    }
+    if (warns) LogWarning("{} It will use swap, which is slow.", fault);
     return;
   }
   if (memory == 0 || PlanMemory(problem).peak_bytes <= memory) return;

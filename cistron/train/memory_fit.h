@@ -24,11 +24,13 @@ std::string AdviceToFit(const MemoryProblem& problem, std::int64_t bytes);
 // that the device had.
 Error WithMemoryAdvice(const Error& error, const MemoryProblem& problem);
 
-// Throws kOutOfMemory, with what to change, where a GPU's memory is less than the plan's peak. A
-// CPU may have swap: there it warns with CpuMemoryWarning.
-void CheckMemory(const MemoryProblem& problem);
-// What to change, where a machine with `bytes` of memory has less than the plan's peak; else empty.
-std::string CpuMemoryWarning(const MemoryProblem& problem, std::int64_t bytes);
+// Throws kOutOfMemory, with what to change, where a GPU's memory, or a machine's with its swap, is
+// less than the plan's peak of the `ranks` ranks that share it. Warns where swap would be used, on
+// the first rank, where `warns`.
+void CheckMemory(const MemoryProblem& problem, std::int64_t ranks = 1, bool warns = true);
+// What to change, where a machine with `bytes` of memory has less than the plan's peak of that many
+// ranks; else empty.
+std::string CpuMemoryFault(const MemoryProblem& problem, std::int64_t ranks, std::int64_t bytes);
 
 // Of the machine's device 0, or of the machine under its cgroup's limit; 0: not known.
 std::int64_t MemoryOf(DeviceType device);

@@ -151,14 +151,18 @@ TEST(MemoryPlan, BuffersOfExpertsEndAtAllRows) {
   EXPECT_EQ(p.ExpertRows(100), 600);
 }
 
-TEST(MemoryPlan, ACpuWithTooLittleIsWarned) {
+TEST(MemoryPlan, ACpuWithTooLittleIsTold) {
   const MemoryProblem problem =
       MemoryProblemOf(NamedBenchShape("small"), BenchOptions{}, DeviceType::kCpu);
   const std::int64_t peak = PlanMemory(problem).peak_bytes;
-  EXPECT_EQ(CpuMemoryWarning(problem, peak), "");
-  EXPECT_THAT(CpuMemoryWarning(problem, peak - 1),
-              AllOf(HasSubstr("the step needs " + BytesText(peak)), HasSubstr("kills the run"),
-                    HasSubstr("recompute")));
+  EXPECT_EQ(CpuMemoryFault(problem, 1, peak), "");
+  EXPECT_THAT(CpuMemoryFault(problem, 1, peak - 1),
+              AllOf(HasSubstr("the step needs " + BytesText(peak)), HasSubstr("recompute"),
+                    Not(HasSubstr("ranks here"))));
+  EXPECT_EQ(CpuMemoryFault(problem, 3, 3 * peak), "");
+  EXPECT_THAT(CpuMemoryFault(problem, 3, 3 * peak - 1),
+              AllOf(HasSubstr("the step needs " + BytesText(3 * peak)),
+                    HasSubstr(BytesText(peak) + " on each of 3 ranks here")));
 }
 
 TEST(MemoryPlan, AdviceFitsOrSaysThatNothingDoes) {

@@ -1,7 +1,11 @@
 #include "cistron/train/rank_start.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <climits>
 #include <sstream>
 
 #include "cistron/base/error.h"
@@ -51,6 +55,13 @@ void CheckSameData(const std::vector<std::string>& data) {
             "the same names and differ; give all machines the same files",
             r));
   }
+}
+
+std::int64_t RanksHere(comm::Communicator& ranks) {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  const std::string mine = gethostname(name.data(), HOST_NAME_MAX) == 0 ? name.data() : "";
+  const std::vector<std::string> all = parallel::FromAll(ranks, [&] { return mine; });
+  return std::count(all.begin(), all.end(), mine);
 }
 
 std::unique_ptr<comm::Communicator> ConnectDevices(comm::Communicator& ranks, Device& device,

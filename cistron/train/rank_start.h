@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +22,9 @@ void CheckAlike(const LoadedConfig& loaded, const std::string& program, comm::Co
 // that are not the same on all ranks would be trained on, and what is held out would not. Throws
 // parallel::SharedError (kBadInput).
 void CheckSameData(const std::vector<std::string>& data);
+
+// How many of the ranks are on this machine, by its name. Collective.
+std::int64_t RanksHere(comm::Communicator& ranks);
 
 // Of ranks with a GPU each: `device` becomes this rank's, and the result moves tensors of it.
 // Collective. Throws parallel::SharedError: kUnsupported for ranks that are threads, and what

@@ -158,11 +158,19 @@ void RunDirectory::CheckResumable(const LoadedConfig& loaded) {
   if (!differences.empty()) {
     notice_ = fmt::format("resuming with changed keys:{}", Table(differences));
   }
-  // Not refused, since every layout trains what one rank trains.
+  // Not refused: every layout trains what one rank with the same micro-steps trains.
   const std::string before = LayoutText(saved.config), now = LayoutText(loaded.config);
   if (before != now) {
     notice_ += fmt::format("{}resuming under another layout of ranks: {}, was {}",
                            notice_.empty() ? "" : "\n", now, before);
+    const RunConfig& c = loaded.config;
+    const bool of_micro_steps = c.model.aux_scope == model::AuxScope::kBatch && !c.WholeBatch() &&
+                                c.Ranks() != saved.config.Ranks();
+    if (of_micro_steps) {
+      notice_ +=
+          "; auxiliary losses of aux_scope=batch are taken over other micro-steps now, since "
+          "batch.micro_tokens are of each rank";
+    }
   }
 }
 

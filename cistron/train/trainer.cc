@@ -635,9 +635,10 @@ TrainOutcome Train(const LoadedConfig& loaded, const TrainHooks& hooks, comm::Co
       ranks = gpus.get();
     }
     mesh.emplace(*ranks, dp, ep, config.model.num_local_experts);
+    const std::int64_t here = device.type == DeviceType::kCuda ? 1 : RanksHere(*ranks);
     const std::vector<std::string> data = parallel::FromAll(*ranks, [&] {
       if (config.threads > 0 && ranks->size() == 1) SetNumThreads(static_cast<int>(config.threads));
-      CheckMemory(MemoryProblemOf(config));
+      CheckMemory(MemoryProblemOf(config), here, ranks->rank() == 0);
       trainer.emplace(loaded, hooks, *mesh, device);
       return fmt::format("{:016x}", trainer->fingerprint());
     });

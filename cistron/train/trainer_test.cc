@@ -227,6 +227,11 @@ TEST(Resume, AnotherLayoutIsTold) {
   EXPECT_THAT(tiny.printed(), HasSubstr("this run is complete"));
   tiny.Train("run", {"train.steps=4"});
   EXPECT_THAT(tiny.printed(), Not(HasSubstr("layout of ranks")));
+  // With other micro-steps losses over them are others.
+  const std::string micro = "batch.micro_tokens=32";
+  tiny.TrainOnRanks("cut", {"train.steps=4", "parallel.ep=2", micro});
+  tiny.Train("cut", {"train.steps=4", micro});
+  EXPECT_THAT(tiny.printed(), HasSubstr("losses of aux_scope=batch are taken over other"));
   // Beside keys that change.
   tiny.TrainOnRanks("other", {"train.steps=4", "parallel.ep=2"});
   tiny.Train("other", {"train.steps=5", "run.on_exists=resume"});
