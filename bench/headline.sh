@@ -26,6 +26,10 @@ if [[ " $* " == *" --help "* ]]; then
 elif ((installed)); then
   program=${CISTRON_BIN:?headline: --installed needs CISTRON_BIN, the folder of cistron}/cistron
 elif [[ $device == cuda ]]; then
+  if ! command -v nvidia-smi >/dev/null && ! ls /dev/nvidia0 >/dev/null 2>&1; then
+    echo "headline: no GPU here; --device cpu runs the same pieces with a tiny model" >&2
+    exit 2
+  fi
   echo "headline: building build/cuda/bin/cistron where it is not up to date" >&2
   toolkit=$(scripts/setup_cuda.sh)
   cmake --preset cuda -DCMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" >/dev/null

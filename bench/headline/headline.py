@@ -354,6 +354,8 @@ class Headline:
               f"(peers: weights and states of one type); median of {STEPS} steps after {WARM_UP}\n")
         if rows:
             print(table.markdown(rows) + "\n")
+        if rows and self.arguments.device == "cpu":
+            print("figures of a CPU mean nothing: they show that the script works")
         for line in [*map(table.ratio_text, ratios), plan]:
             if line:
                 print(line)
