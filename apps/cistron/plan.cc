@@ -65,12 +65,7 @@ class PlanCommand final : public Command {
     TakeOwnKeys();
     train::StepProblem problem = model_.empty() ? OfConfig() : OfShape();
     if (cluster_) {
-      problem.memory.device = DeviceType::kCuda;
-      if (ep_buffer_factor_) {
-        problem.memory.row_capacity = *ep_buffer_factor_;
-      } else if (!model_.empty()) {
-        problem.memory.row_capacity = train::ParallelOptions().ep_buffer_factor;
-      }
+      if (ep_buffer_factor_) problem.memory.row_capacity = *ep_buffer_factor_;
       if (json_) {
         fmt::print("{}\n", LayoutsJson(problem, *cluster_));
         return kOk;
@@ -197,15 +192,19 @@ class PlanCommand final : public Command {
     }
     const train::BenchShape shape = train::NamedBenchShape(model_);
     train::StepProblem s;
-    s.memory = train::MemoryProblemOf(shape,
-                                      {.precision = train::ParsePrecision(precision_),
-                                       .micro_rows = micro_rows_,
-                                       .recompute = train::ParseRecompute(recompute_),
-                                       .states = train::ParseStates(states_),
-                                       .gradients = train::ParseGradients(gradients_)},
-                                      device_ == "cuda" ? DeviceType::kCuda : DeviceType::kCpu);
+    s.memory = train::MemoryProblemOf(
+        shape,
+        {.precision = train::ParsePrecision(precision_),
+         .micro_rows = micro_rows_,
+         .recompute = train::ParseRecompute(recompute_),
+         .states = train::ParseStates(states_),
+         .gradients = train::ParseGradients(gradients_)},
+        device_ == "cuda" || cluster_ ? DeviceType::kCuda : DeviceType::kCpu);
     s.rank_tokens = shape.batch * shape.sequence;
-    if (cluster_) s.memory.dp = cluster_->Ranks();
+    if (cluster_) {
+      s.memory.dp = cluster_->Ranks();
+      s.memory.row_capacity = train::ParallelOptions().ep_buffer_factor;
+    }
     return s;
   }
 

@@ -153,6 +153,14 @@ std::string DescribeConfigKeys() {
   return out;
 }
 
+std::string LayoutText(const RunConfig& config) {
+  std::string text;
+  for (const char* key : {"parallel.dp", "parallel.ep", "parallel.shard"}) {
+    text += fmt::format("{}{}={}", text.empty() ? "" : " ", key, FindConfigKey(key)->get(config));
+  }
+  return text;
+}
+
 namespace {
 // The same run with every `auto` replaced by what it comes to.
 RunConfig WithoutAuto(const RunConfig& config) {

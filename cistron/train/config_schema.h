@@ -59,6 +59,9 @@ void SetConfigValue(LoadedConfig& loaded, const std::string& key, const ConfigVa
 // A table of all keys with type, default, range and help, for `--help`.
 std::string DescribeConfigKeys();
 
+// "parallel.dp=1 parallel.ep=2 parallel.shard=none"
+std::string LayoutText(const RunConfig& config);
+
 struct ConfigDifference {
   std::string key;
   KeyRole role;

@@ -139,15 +139,13 @@ Windows WindowsOf(const LoadedConfig& loaded) {
 }
 
 // Which part of the run one rank is, whose ops are told.
-std::string LayoutText(const RunConfig& config) {
-  const auto& p = config.parallel;
+std::string PartText(const RunConfig& config) {
   const std::int64_t ranks = config.Ranks(), experts = config.model.num_local_experts;
   const std::string layout =
-      fmt::format("{} rank{}, parallel.dp={} parallel.ep={} parallel.shard={}", ranks,
-                  ranks == 1 ? "" : "s", p.dp, p.ep, FindConfigKey("parallel.shard")->get(config));
+      fmt::format("{} rank{}, {}", ranks, ranks == 1 ? "" : "s", LayoutText(config));
   if (ranks == 1) return layout;
   return layout + fmt::format("; what follows is of one of them, with {} of {} experts a layer",
-                              experts / p.ep, experts);
+                              experts / config.parallel.ep, experts);
 }
 
 }  // namespace
@@ -221,7 +219,7 @@ std::string ExplainRun(const LoadedConfig& loaded) {
       "layout: {}\nsequences: {}\nimplementations on {} in {}, for the {} tokens of a micro-batch "
       "(CISTRON_IMPL chooses others; `cistron info --ops` lists all)\n{}{}{}{}\n"
       "fusion of the experts\n{}",
-      LayoutText(config), windows.text, ToString(ctx.device()), Name(config.precision),
+      PartText(config), windows.text, ToString(ctx.device()), Name(config.precision),
       config.RowsPerMicroBatch() * config.data.seq_len, elsewhere, ops::FormatChosen(choices),
       gradients, RecipeText(config), model.ExplainExperts());
 }

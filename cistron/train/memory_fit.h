@@ -25,8 +25,8 @@ std::string AdviceToFit(const MemoryProblem& problem, std::int64_t bytes);
 Error WithMemoryAdvice(const Error& error, const MemoryProblem& problem);
 
 // Throws kOutOfMemory, with what to change, where a GPU's memory, or a machine's with its swap, is
-// less than the plan's peak of the `ranks` ranks that share it. Warns where swap would be used, on
-// the first rank, where `warns`.
+// less than the plan's peak of the `ranks` ranks that share it. Where swap would be used it warns,
+// if `warns`: one rank for all.
 void CheckMemory(const MemoryProblem& problem, std::int64_t ranks = 1, bool warns = true);
 // What to change, where a machine with `bytes` of memory has less than the plan's peak of that many
 // ranks; else empty.

@@ -40,15 +40,6 @@ std::string WarmStart(const RunPaths& run, const std::vector<ConfigDifference>& 
                      checkpoints.back().string());
 }
 
-// "parallel.dp=1 parallel.ep=2 parallel.shard=none"
-std::string LayoutText(const RunConfig& config) {
-  std::string text;
-  for (const char* key : {"parallel.dp", "parallel.ep", "parallel.shard"}) {
-    text += fmt::format("{}{}={}", text.empty() ? "" : " ", key, FindConfigKey(key)->get(config));
-  }
-  return text;
-}
-
 std::string Table(const std::vector<ConfigDifference>& differences) {
   std::string out;
   for (const ConfigDifference& d : differences) {
